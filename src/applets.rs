@@ -3,9 +3,10 @@
 use crate::dhcp::{Dhcp, daemon};
 use crate::framework::{Applet, AppletKind, AppletTable, PluginService};
 use crate::plugins::{
-    bandwidth::Bandwidth, bond::Bond, bridge::Bridge, dummy::Dummy, egress::Egress, firewall::Firewall,
-    flannel::Flannel, host_device::HostDevice, host_local::HostLocal, ipvlan::Ipvlan, loopback::Loopback,
-    macvlan::Macvlan, portmap::Portmap, ptp::Ptp, route_override::RouteOverride, sbr::Sbr, r#static::Static, tap::Tap,
+    bandwidth::Bandwidth, bond::Bond, bridge::Bridge, dummy::Dummy, egress::Egress,
+    firewall::Firewall, flannel::Flannel, host_device::HostDevice, host_local::HostLocal,
+    ipvlan::Ipvlan, loopback::Loopback, macvlan::Macvlan, portmap::Portmap, ptp::Ptp,
+    route_override::RouteOverride, sbr::Sbr, r#static::Static, tap::Tap,
     tc_redirect_tap::TcRedirectTap, tuning::Tuning, vlan::Vlan, vrf::Vrf,
 };
 use crate::tool::{cnitool, egress, ipam, repair};
@@ -14,8 +15,15 @@ pub static APPLETS: &[Applet] = &[
     Applet::for_plugin::<Bandwidth>(AppletKind::Chained),
     Applet::for_plugin::<Bond>(AppletKind::Interface),
     Applet::for_plugin::<Bridge>(AppletKind::Interface),
-    Applet::for_tool("cnitool", "attaches and detaches namespaces, as a runtime does", cnitool::main),
-    Applet::for_plugin_with_services::<Dhcp>(AppletKind::Ipam, &[PluginService { name: "daemon", main: daemon::main }]),
+    Applet::for_tool(
+        "cnitool",
+        "attaches and detaches namespaces, as a runtime does",
+        cnitool::main,
+    ),
+    Applet::for_plugin_with_services::<Dhcp>(
+        AppletKind::Ipam,
+        &[PluginService { name: "daemon", main: daemon::main }],
+    ),
     Applet::for_plugin::<Dummy>(AppletKind::Interface),
     Applet::for_plugin_with_services::<Egress>(AppletKind::Chained, egress::TOOLS),
     Applet::for_plugin::<Firewall>(AppletKind::Chained),

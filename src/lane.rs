@@ -36,7 +36,8 @@ pub struct KernelFeature {
 }
 
 pub const DUMMY: KernelFeature = KernelFeature { name: "dummy", probe: "ip link add p type dummy" };
-pub const VRF: KernelFeature = KernelFeature { name: "vrf", probe: "ip link add p type vrf table 9" };
+pub const VRF: KernelFeature =
+    KernelFeature { name: "vrf", probe: "ip link add p type vrf table 9" };
 pub const VLAN: KernelFeature = KernelFeature {
     name: "8021q",
     probe: "ip link add p type veth peer q && ip link add link p name p.5 type vlan id 5",
@@ -45,7 +46,8 @@ pub const IPVLAN: KernelFeature = KernelFeature {
     name: "ipvlan",
     probe: "ip link add p type veth peer q && ip link add link p name i type ipvlan mode l2",
 };
-pub const BOND: KernelFeature = KernelFeature { name: "bonding", probe: "ip link add name p type bond" };
+pub const BOND: KernelFeature =
+    KernelFeature { name: "bonding", probe: "ip link add name p type bond" };
 pub const BRIDGE_VLAN: KernelFeature =
     KernelFeature { name: "bridge VLANs", probe: "ip link add p type bridge vlan_filtering 1" };
 /// The VM's network cards exist for tests; a machine's own cards must not be moved.
@@ -117,7 +119,8 @@ struct TestClock {
 
 impl Drop for TestClock {
     fn drop(&mut self) {
-        let (Some(path), Some(test)) = (std::env::var_os("CNIBOX_TIMES"), self.thread.name()) else {
+        let (Some(path), Some(test)) = (std::env::var_os("CNIBOX_TIMES"), self.thread.name())
+        else {
             return;
         };
         let line = format!("{:.1}\t{test}\n", self.begin.elapsed().as_secs_f64());

@@ -12,7 +12,10 @@ use nix::libc;
 use nix::sys::signal::{SigHandler, Signal, signal};
 
 /// The entry point for the C library, instead of the standard library's `main`: see [`start`].
-#[expect(unsafe_code, reason = "the C library's name for it, its arguments, two signals and the auxiliary vector")]
+#[expect(
+    unsafe_code,
+    reason = "the C library's name for it, its arguments, two signals and the auxiliary vector"
+)]
 #[unsafe(no_mangle)]
 extern "C" fn main(count: c_int, values: *const *const c_char) -> c_int {
     let ignored = [Signal::SIGPIPE, Signal::SIGXFSZ].into_iter().try_for_each(|failed_write| {

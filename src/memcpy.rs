@@ -68,7 +68,8 @@ unsafe fn copy_ends<T: Copy>(to: *mut u8, from: *const u8, length: usize) {
     let last = length - size_of::<T>();
     // SAFETY: `length` is that of one to two `T`.
     unsafe {
-        let (start, end) = (from.cast::<T>().read_unaligned(), from.add(last).cast::<T>().read_unaligned());
+        let (start, end) =
+            (from.cast::<T>().read_unaligned(), from.add(last).cast::<T>().read_unaligned());
         to.cast::<T>().write_unaligned(start);
         to.add(last).cast::<T>().write_unaligned(end);
     }
@@ -89,7 +90,11 @@ mod tests {
                 let start = bytes.as_mut_ptr();
                 // SAFETY: both ranges end before 200.
                 let target = unsafe { copy_overlapping(start.add(to), start.add(60), length) };
-                assert_eq!((target.addr() - start.addr(), bytes), (to, expected), "{length} bytes to {to}");
+                assert_eq!(
+                    (target.addr() - start.addr(), bytes),
+                    (to, expected),
+                    "{length} bytes to {to}"
+                );
             }
             let (source, mut target): (Vec<u8>, _) = ((1..=200).collect(), vec![0; 200]);
             // SAFETY: both have 200 bytes.

@@ -60,7 +60,11 @@ impl NetnsIdentity {
         let pinned = !linked || path.parent().is_some_and(|dir| dir.ends_with("fd"));
         let meta = if linked { fs::metadata(path).ok()? } else { own };
         let ctime = meta.ctime().wrapping_mul(1_000_000_000).wrapping_add(meta.ctime_nsec());
-        Some(NetnsIdentity { dev: meta.dev(), ino: meta.ino(), ctime: if pinned { ctime } else { 0 } })
+        Some(NetnsIdentity {
+            dev: meta.dev(),
+            ino: meta.ino(),
+            ctime: if pinned { ctime } else { 0 },
+        })
     }
 }
 
@@ -75,8 +79,8 @@ nix::getsockopt_impl!(NetnsCookie, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, u64,
 /// the cookie.
 pub fn current_cookie() -> Result<Option<u64>, NetnsError> {
     let (flags, kind) = (SockFlag::SOCK_CLOEXEC, SockType::Datagram);
-    let socket =
-        socket(AddressFamily::Inet, kind, flags, None).map_err(|e| syscall_error("open a socket in", CURRENT, e))?;
+    let socket = socket(AddressFamily::Inet, kind, flags, None)
+        .map_err(|e| syscall_error("open a socket in", CURRENT, e))?;
     Ok(getsockopt(&socket, NetnsCookie).ok())
 }
 
@@ -123,7 +127,13 @@ impl NetnsError {
                 let errno = cause.raw_os_error().map(Errno::from_raw);
                 matches!(
                     errno,
-                    Some(Errno::ENOENT | Errno::ENAMETOOLONG | Errno::ENOTDIR | Errno::ELOOP | Errno::ESRCH)
+                    Some(
+                        Errno::ENOENT
+                            | Errno::ENAMETOOLONG
+                            | Errno::ENOTDIR
+                            | Errno::ELOOP
+                            | Errno::ESRCH
+                    )
                 )
             }
             NetnsError::Stranded(_) => false,
@@ -187,7 +197,9 @@ impl Netns {
         let path = path.into();
         let magic = check_magic(&path)?;
         match open_file(&path, OFlag::O_RDONLY) {
-            Ok(file) if is_of_another_kind(&path, &file) => Err(NetnsError::NotNamespace(path, magic)),
+            Ok(file) if is_of_another_kind(&path, &file) => {
+                Err(NetnsError::NotNamespace(path, magic))
+            }
             Ok(file) => Ok(Netns { file: Arc::new(file), path }),
             Err(cause) => Err(NetnsError::Io("open", path, cause)),
         }
@@ -200,7 +212,8 @@ impl Netns {
 
     /// Opens the namespace of the calling thread.
     pub fn open_current() -> Result<Netns, NetnsError> {
-        let file = open_file(CURRENT, OFlag::O_RDONLY).map_err(|e| NetnsError::Io("open", CURRENT.into(), e))?;
+        let file = open_file(CURRENT, OFlag::O_RDONLY)
+            .map_err(|e| NetnsError::Io("open", CURRENT.into(), e))?;
         Ok(Netns { file: Arc::new(file), path: CURRENT.into() })
     }
 
@@ -209,7 +222,8 @@ impl Netns {
     pub fn create_unnamed() -> Result<Netns, NetnsError> {
         let file = on_scratch_thread(|| {
             unshare(CloneFlags::CLONE_NEWNET).map_err(|e| syscall_error("unshare", CURRENT, e))?;
-            open_file(CURRENT, OFlag::O_RDONLY).map_err(|e| NetnsError::Io("open", CURRENT.into(), e))
+            open_file(CURRENT, OFlag::O_RDONLY)
+                .map_err(|e| NetnsError::Io("open", CURRENT.into(), e))
         })??;
         let path = format!("/proc/{}/fd/{}", process::id(), file.as_raw_fd());
         Ok(Netns { file: Arc::new(file), path: path.into() })
@@ -242,7 +256,8 @@ impl Netns {
     }
 
     fn move_thread_into(&self) -> Result<(), NetnsError> {
-        setns(&self.file, CloneFlags::CLONE_NEWNET).map_err(|e| syscall_error("enter network namespace", &self.path, e))
+        setns(&self.file, CloneFlags::CLONE_NEWNET)
+            .map_err(|e| syscall_error("enter network namespace", &self.path, e))
     }
 
     /// Starts a thread that enters this namespace and runs `f`, and returns without waiting.
@@ -260,7 +275,8 @@ impl Netns {
 
     /// Device and inode, which identify the namespace while it exists.
     pub fn device_and_inode(&self) -> Result<(u64, u64), NetnsError> {
-        let meta = self.file.metadata().map_err(|e| NetnsError::Io("stat", self.path.clone(), e))?;
+        let meta =
+            self.file.metadata().map_err(|e| NetnsError::Io("stat", self.path.clone(), e))?;
         Ok((meta.dev(), meta.ino()))
     }
 }
@@ -375,7 +391,11 @@ mod tests {
         let there = Netns::create_unnamed().unwrap();
         let ids = [current_id, || Some(current_cookie().unwrap().expect("older than Linux 5.14"))];
         let of = |ns: &Netns| ids.map(|id| ns.run_inside(id).unwrap().unwrap());
-        let all = [of(&Netns::open_current().unwrap()), of(&there), of(&Netns::create_unnamed().unwrap())];
+        let all = [
+            of(&Netns::open_current().unwrap()),
+            of(&there),
+            of(&Netns::create_unnamed().unwrap()),
+        ];
         assert!(all.iter().all(|[id, cookie]| id == cookie && *id < 0xf000_0000), "{all:?}");
         assert!(all[0] != all[1] && all[1] != all[2] && all[2] != all[0] && all[1] == of(&there));
         assert!(current_inode().unwrap() >= 0xf000_0000);
@@ -387,7 +407,11 @@ mod tests {
         for (path, gone, text) in [
             ("/no/such", true, "failed to Statfs \"/no/such\": no such file or directory"),
             (file.path().to_str().unwrap(), true, "unknown FS magic on \"/"),
-            ("/proc/self/status", false, "enter network namespace \"/proc/self/status\": invalid argument"),
+            (
+                "/proc/self/status",
+                false,
+                "enter network namespace \"/proc/self/status\": invalid argument",
+            ),
         ] {
             assert_eq!(NetnsIdentity::at_path(Path::new(path)), None, "{path}");
             let error = Netns::open(path).and_then(|ns| ns.run_inside(|| ())).unwrap_err();
@@ -403,8 +427,9 @@ mod tests {
         assert!(Netns::open(other.path()).unwrap().is_same_as(&other).unwrap());
         let is_other = || Netns::open_current().unwrap().is_same_as(&other).unwrap();
         assert!(other.run_inside(is_other).unwrap() && !is_other());
-        let caught =
-            panic::catch_unwind(panic::AssertUnwindSafe(|| other.run_inside(|| -> () { panic::panic_any("inside") })));
+        let caught = panic::catch_unwind(panic::AssertUnwindSafe(|| {
+            other.run_inside(|| -> () { panic::panic_any("inside") })
+        }));
         assert_eq!(caught.unwrap_err().downcast_ref::<&str>(), Some(&"inside"));
         assert!(Netns::open_current().unwrap().is_same_as(&home).unwrap());
     }
@@ -423,7 +448,11 @@ mod tests {
         }
         assert!(NetnsReturn::for_current_thread().is_none());
         let (home, other) = (Netns::open_current().unwrap(), Netns::create_unnamed().unwrap());
-        assert!(other.run_inside(|| Netns::open_current().unwrap().is_same_as(&other).unwrap()).unwrap());
+        assert!(
+            other
+                .run_inside(|| Netns::open_current().unwrap().is_same_as(&other).unwrap())
+                .unwrap()
+        );
         assert!(Netns::open_current().unwrap().is_same_as(&home).unwrap());
     }
 }

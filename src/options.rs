@@ -19,12 +19,17 @@ pub struct CommandOption {
 }
 
 /// An option without a short name.
-pub const fn long_option(flag: &'static str, value: &'static str, about: &'static str) -> CommandOption {
+pub const fn long_option(
+    flag: &'static str,
+    value: &'static str,
+    about: &'static str,
+) -> CommandOption {
     CommandOption { flag, short: None, value, about }
 }
 
 /// An option of every command.
-pub const HELP: CommandOption = CommandOption { short: Some('h'), ..long_option("--help", "", "print this text") };
+pub const HELP: CommandOption =
+    CommandOption { short: Some('h'), ..long_option("--help", "", "print this text") };
 /// An option of every command.
 pub const VERSION: CommandOption =
     CommandOption { short: Some('V'), ..long_option("--version", "", "print the version") };

@@ -48,7 +48,11 @@ impl RepairFindings {
 
     /// Records that `what` is missing and restores it. Records a failure instead of returning it, so that the next
     /// steps are run in any case.
-    pub fn restore_missing(&mut self, what: impl Into<String>, restore: impl FnOnce() -> Result<()>) {
+    pub fn restore_missing(
+        &mut self,
+        what: impl Into<String>,
+        restore: impl FnOnce() -> Result<()>,
+    ) {
         let what = what.into();
         match if self.dry_run { Ok(()) } else { restore() } {
             Ok(()) => push_unique(&mut self.missing, what),
@@ -118,6 +122,9 @@ mod tests {
     fn a_dry_run_restores_nothing() {
         let mut repairs = RepairFindings::new(true);
         repairs.restore_missing("a port", || Err(Error::internal("called")));
-        assert_eq!((repairs.missing_state(), repairs.repair_errors()), (&["a port".to_owned()][..], &[][..]));
+        assert_eq!(
+            (repairs.missing_state(), repairs.repair_errors()),
+            (&["a port".to_owned()][..], &[][..])
+        );
     }
 }

@@ -64,7 +64,9 @@ impl VisibleKeys {
         let plugin = plugins.fold(plugin_keys(), DecodedKeys::union_with);
         let plugin = plugin.clone().with_member("delegate", plugin);
         let list = ["cniVersions", "disableCheck", "disableGC", "loadOnlyInlinedPlugins"];
-        let list = list.into_iter().fold(plugin.clone(), |keys, name| keys.with_member(name, DecodedKeys::Any));
+        let list = list
+            .into_iter()
+            .fold(plugin.clone(), |keys, name| keys.with_member(name, DecodedKeys::Any));
         VisibleKeys(list.with_member("plugins", DecodedKeys::Items(Box::new(plugin))))
     }
 
@@ -106,8 +108,10 @@ fn plugin_keys() -> DecodedKeys {
 /// The keys of results in all versions.
 fn result_keys() -> DecodedKeys {
     let items = |keys| DecodedKeys::Items(Box::new(keys));
-    let (version, routes) =
-        (DecodedKeys::Fields(vec![("version", DecodedKeys::Any)]), items(DecodedKeys::of_type::<ResultRoute>()));
+    let (version, routes) = (
+        DecodedKeys::Fields(vec![("version", DecodedKeys::Any)]),
+        items(DecodedKeys::of_type::<ResultRoute>()),
+    );
     let address = [("ip", DecodedKeys::Any), ("gateway", DecodedKeys::Any), ("routes", routes)];
     let address = DecodedKeys::Fields(address.to_vec());
     let result = DecodedKeys::of_type::<CniResult>()
@@ -147,8 +151,11 @@ fn redact_map(json: Json) -> Json {
         members
             .into_iter()
             .map(|(key, value)| {
-                let value =
-                    if is_secret_name(&key) { redact_content(value) } else { redact_value(value, &DecodedKeys::Any) };
+                let value = if is_secret_name(&key) {
+                    redact_content(value)
+                } else {
+                    redact_value(value, &DecodedKeys::Any)
+                };
                 (key, value)
             })
             .collect(),
@@ -226,7 +233,8 @@ fn is_secret_name(key: &str) -> bool {
     let plain: String = key.chars().filter(char::is_ascii_alphanumeric).collect();
     let plain = plain.to_ascii_lowercase();
     let one = plain.strip_suffix('s').unwrap_or(&plain);
-    NAMES.iter().any(|name| [one, &plain].contains(name)) || PARTS.iter().any(|part| plain.contains(part))
+    NAMES.iter().any(|name| [one, &plain].contains(name))
+        || PARTS.iter().any(|part| plain.contains(part))
 }
 
 /// The text with URLs without user, password and query, and up to the first PEM or value of a name that sounds secret.

@@ -36,7 +36,8 @@ pub fn open_standard_files() -> nix::Result<()> {
     let files = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
     let mut states = files.map(|file| PollFd::new(file, PollFlags::empty()));
     poll(&mut states, PollTimeout::ZERO)?;
-    let is_closed = |state: &PollFd<'_>| state.revents().is_some_and(|it| it.contains(PollFlags::POLLNVAL));
+    let is_closed =
+        |state: &PollFd<'_>| state.revents().is_some_and(|it| it.contains(PollFlags::POLLNVAL));
     let modes = [OFlag::O_RDONLY, OFlag::O_RDONLY, OFlag::O_WRONLY];
     for (_, mode) in states.iter().zip(modes).filter(|(state, _)| is_closed(state)) {
         // The new descriptor has the lowest free number, and stays open.
@@ -51,8 +52,9 @@ pub fn run_applet(arguments: Vec<OsString>, is_secure: bool) -> ExitCode {
     stderr::start_log();
     if is_secure && has_file_privileges() {
         stderr::write_line(ELEVATED);
-        let error = Error::internal(ELEVATED)
-            .with_details("remove the bits and the capabilities from the file: \"chmod ug-s\" and \"setcap -r\"");
+        let error = Error::internal(ELEVATED).with_details(
+            "remove the bits and the capabilities from the file: \"chmod ug-s\" and \"setcap -r\"",
+        );
         return print_error(&error, SpecVersion::NEWEST);
     }
     if is_secure {
@@ -86,7 +88,9 @@ fn has_file_privileges() -> bool {
     const OWN: &str = "/proc/self/exe";
     let (user, group) = (getuid(), getgid());
     let changed = user != geteuid() || group != getegid();
-    if !changed && (user.is_root() || !(capabilities(None).map_or(true, |sets| !sets.permitted.is_empty()))) {
+    if !changed
+        && (user.is_root() || !(capabilities(None).map_or(true, |sets| !sets.permitted.is_empty())))
+    {
         return false;
     }
     let bits = fs::metadata(OWN).map_or(true, |meta| meta.permissions().mode() & 0o6000 != 0);

@@ -56,7 +56,8 @@ fn open_parameter(key: &str, flags: OFlag) -> io::Result<File> {
 }
 
 fn access_error(attempt: &str, key: &str, cause: &io::Error) -> Error {
-    let error = Error::io(format_args!("{attempt} sysctl {key}"), cause).with_code(ErrorCode::INTERNAL);
+    let error =
+        Error::io(format_args!("{attempt} sysctl {key}"), cause).with_code(ErrorCode::INTERNAL);
     match cause.raw_os_error().map(Errno::from_raw) {
         Some(Errno::ENOENT) if key.starts_with("net/ipv6/conf/") => error.with_details(
             "the kernel has no IPv6 there, as it is switched off or the MTU is below 1280: raise the MTU, or remove \
@@ -165,7 +166,9 @@ mod tests {
         assert_eq!(read_if_readable("net/ipv4/ip_forward"), Ok(Some("0".to_owned())));
         assert!(read_if_readable("net/ipv4/no_such_key").is_err());
         assert!(key_exists("net/ipv4/ip_forward"));
-        assert!(!key_exists("net/ipv4") && !key_exists("net/ipv4/no_such_key") && !key_exists("net/.."));
+        assert!(
+            !key_exists("net/ipv4") && !key_exists("net/ipv4/no_such_key") && !key_exists("net/..")
+        );
     }
 
     #[test]

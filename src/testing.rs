@@ -4,12 +4,15 @@ pub use crate::applets::APPLETS;
 pub use crate::framework::{Applet, AppletKind};
 
 pub mod attachment {
-    pub use crate::attachment::{AttachmentId, AttachmentRecord, EndedBy, Liveness, UnknownBecause};
+    pub use crate::attachment::{
+        AttachmentId, AttachmentRecord, EndedBy, Liveness, UnknownBecause,
+    };
 }
 
 pub mod options {
     pub use crate::options::{
-        CommandOption, ParsedCommandLine, help_text, long_option, parse_args, unknown_word_error, version_text,
+        CommandOption, ParsedCommandLine, help_text, long_option, parse_args, unknown_word_error,
+        version_text,
     };
     pub use crate::tool::multicall::flags_by_tool;
 }
@@ -21,8 +24,8 @@ pub mod iface {
 
 pub mod netlink {
     pub use crate::netlink::{
-        KernelRoute, LinkChange, LinkKind, MacAddress, Netlink, NewLink, NewLinkAddress, OnOffSetting, RouteAddMode,
-        VethPeer,
+        KernelRoute, LinkChange, LinkKind, MacAddress, Netlink, NewLink, NewLinkAddress,
+        OnOffSetting, RouteAddMode, VethPeer,
     };
 }
 

@@ -44,7 +44,11 @@ impl TraceParent {
         // Later versions may have more fields.
         let is_known = version < 0xff && (version > 0 || fields.next().is_none());
         let span = u64::try_from(span).ok()?;
-        (is_known && trace != 0 && span != 0).then_some(TraceParent { trace, span, is_sampled: flags & 1 == 1 })
+        (is_known && trace != 0 && span != 0).then_some(TraceParent {
+            trace,
+            span,
+            is_sampled: flags & 1 == 1,
+        })
     }
 }
 
@@ -101,7 +105,14 @@ impl TraceRecording {
         }
         let start = self.unix_nanos();
         let parent = self.open.last().copied();
-        self.spans.push(RecordedSpan { name, parent, start, end: start, attributes: Vec::new(), error: None });
+        self.spans.push(RecordedSpan {
+            name,
+            parent,
+            start,
+            end: start,
+            attributes: Vec::new(),
+            error: None,
+        });
         self.open.push(self.spans.len() - 1);
         self.open.last().copied()
     }
@@ -138,7 +149,8 @@ impl TraceRecording {
         if self.dropped > 0 {
             resource.push(number_attribute("cnibox.dropped_spans", self.dropped));
         }
-        let spans: Vec<Value> = self.spans.iter().enumerate().map(|(i, span)| self.span_json(i, span)).collect();
+        let spans: Vec<Value> =
+            self.spans.iter().enumerate().map(|(i, span)| self.span_json(i, span)).collect();
         json!({"resourceSpans": [{
             "resource": {"attributes": resource},
             "scopeSpans": [{"scope": {"name": "cnibox", "version": version}, "spans": spans}],
@@ -263,10 +275,13 @@ mod tests {
 
     #[test]
     fn trace_context_headers_are_parsed() {
-        let parent = TraceParent::parse("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").unwrap();
+        let parent =
+            TraceParent::parse("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").unwrap();
         assert_eq!(parent.trace, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c);
         assert_eq!((parent.span, parent.is_sampled), (0xb7ad_6b71_6920_3331, true));
-        let with = |version: &str, flags: &str| TraceParent::parse(&format!("{version}-{:032x}-{:016x}-{flags}", 1, 2));
+        let with = |version: &str, flags: &str| {
+            TraceParent::parse(&format!("{version}-{:032x}-{:016x}-{flags}", 1, 2))
+        };
         assert_eq!(with("00", "00").map(|parent| parent.is_sampled), Some(false));
         assert!(with("01", "01-more").is_some());
         for wrong in [with("00", "01-more"), with("ff", "01"), with("0", "01"), with("00", "0G")] {

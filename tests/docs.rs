@@ -12,7 +12,8 @@ use cnibox::testing::{Applet, AppletKind};
 use cnibox_tests::root;
 
 /// The required parts of a page, in this order: an example, and headings.
-const SECTIONS: [&str; 6] = ["```json", "## On the host", "## Keys", "## Differences", "## Errors", "## Kernel"];
+const SECTIONS: [&str; 6] =
+    ["```json", "## On the host", "## Keys", "## Differences", "## Errors", "## Kernel"];
 
 fn plugins() -> impl Iterator<Item = &'static str> {
     APPLETS.iter().filter(|applet| applet.kind != AppletKind::Tool).map(|applet| applet.name)
@@ -29,9 +30,11 @@ fn page(name: &str) -> String {
 /// The lists of the documentation are those of the table in `src/applets.rs`; `make lists` writes them.
 #[test]
 fn the_lists_of_applets_are_those_of_the_table() {
-    let row = |applet: &Applet| format!("| `{}` | {} | {} |\n", applet.name, applet.kind, applet.about);
+    let row =
+        |applet: &Applet| format!("| `{}` | {} | {} |\n", applet.name, applet.kind, applet.about);
     let rows: String = APPLETS.iter().map(row).collect();
-    let entries: String = plugins().map(|name| format!("  - [{name}](plugins/{name}.md)\n")).collect();
+    let entries: String =
+        plugins().map(|name| format!("  - [{name}](plugins/{name}.md)\n")).collect();
     let lists = [
         ("README.md", "| name | kind | what it does |\n| --- | --- | --- |\n", "\n[", rows),
         ("docs/SUMMARY.md", "- [Plugins](plugins/README.md)\n", "- [", entries),
@@ -40,14 +43,18 @@ fn the_lists_of_applets_are_those_of_the_table() {
         let path = root().join(file);
         let text = fs::read_to_string(&path).unwrap();
         let (head, rest) = text.split_once(before).unwrap();
-        let tail = rest.lines().skip_while(|line| line.starts_with("| ") || line.starts_with("  - "));
+        let tail =
+            rest.lines().skip_while(|line| line.starts_with("| ") || line.starts_with("  - "));
         let tail = tail.map(|line| format!("{line}\n")).collect::<String>();
         assert!(tail.starts_with(after), "{file}: {tail}");
         let written = [head, before, &list, &tail].concat();
         if std::env::var_os("CNIBOX_WRITE_LISTS").is_some() {
             fs::write(&path, &written).unwrap();
         }
-        assert!(written == text, "{file}: its list of applets is not that of src/applets.rs: make lists");
+        assert!(
+            written == text,
+            "{file}: its list of applets is not that of src/applets.rs: make lists"
+        );
     }
 }
 
@@ -80,7 +87,8 @@ fn keys_of_plugin(name: &str) -> Vec<Key> {
 
 /// The keys of the common structs that a plugin's files use.
 fn common_keys_of_plugin(name: &str) -> Vec<Key> {
-    let texts: String = files_of_plugin(name).iter().map(|file| fs::read_to_string(file).unwrap()).collect();
+    let texts: String =
+        files_of_plugin(name).iter().map(|file| fs::read_to_string(file).unwrap()).collect();
     let mut keys = keys_of(&root().join("crates/cni/src/config.rs"));
     keys.retain(|key| {
         let item = key.place.split([' ', '<']).nth(1).unwrap();
@@ -128,7 +136,9 @@ fn keys(text: &str) -> Vec<(String, String)> {
             }
             if let Some((field, _)) = line.split_once(':') {
                 let field = field.rsplit(' ').next().unwrap();
-                let is_skipped = ["(skip)", "skip_deserializing", "flatten"].iter().any(|s| attribute.contains(s));
+                let is_skipped = ["(skip)", "skip_deserializing", "flatten"]
+                    .iter()
+                    .any(|s| attribute.contains(s));
                 if !is_skipped {
                     let key = renamed(&attribute).unwrap_or_else(|| written(field, camel));
                     found.push((key, item.clone()));
@@ -161,7 +171,9 @@ fn written(field: &str, camel: bool) -> String {
 /// The words in a page's code spans: `ipam.ranges` yields `ipam` and `ranges`.
 fn words(text: &str) -> Vec<&str> {
     let spans = text.split('`').skip(1).step_by(2);
-    spans.flat_map(|span| span.split(|c: char| !(c.is_alphanumeric() || "_-/".contains(c)))).collect()
+    spans
+        .flat_map(|span| span.split(|c: char| !(c.is_alphanumeric() || "_-/".contains(c))))
+        .collect()
 }
 
 /// The keys in the first column of a page's tables: the last word of each span.
@@ -211,7 +223,8 @@ fn every_key_is_documented() {
 fn every_documented_key_exists() {
     let mut stale = Vec::new();
     for name in plugins() {
-        let keys: Vec<Key> = keys_of_plugin(name).into_iter().chain(common_keys_of_plugin(name)).collect();
+        let keys: Vec<Key> =
+            keys_of_plugin(name).into_iter().chain(common_keys_of_plugin(name)).collect();
         for key in listed(&page(name)) {
             if !keys.iter().any(|known| known.name == key) {
                 stale.push(format!("docs/plugins/{name}.md: `{key}` is read nowhere"));
@@ -255,14 +268,18 @@ fn the_operator_guide_lists_every_option_of_every_tool() {
     for (command, flags) in &tools {
         let tool = first_word(command);
         for flag in flags.iter().filter(|flag| !["--help", "--version"].contains(flag)) {
-            let is_row = |(options, tools): &(Vec<&str>, Vec<&str>)| options.contains(flag) && tools.contains(&tool);
+            let is_row = |(options, tools): &(Vec<&str>, Vec<&str>)| {
+                options.contains(flag) && tools.contains(&tool)
+            };
             let is_old = tool == "install" && *flag == "--watch";
             assert!(is_old || rows.iter().any(is_row), "docs/operator.md: {tool} {flag}");
         }
     }
     for (options, of) in &rows {
         for flag in options.iter().filter(|word| word.starts_with("--")) {
-            let has = |(command, flags): &(&str, Vec<&str>)| flags.contains(flag) && of.contains(&first_word(command));
+            let has = |(command, flags): &(&str, Vec<&str>)| {
+                flags.contains(flag) && of.contains(&first_word(command))
+            };
             assert!(tools.iter().any(has), "docs/operator.md: no tool of its row has {flag}");
         }
     }
@@ -273,7 +290,10 @@ fn the_image_guide_lists_every_plugin() {
     let text = fs::read_to_string(root().join("docs/image-builder.md")).unwrap();
     for name in plugins() {
         let row = format!("| `{name}` |");
-        assert!(text.contains(&row), "docs/image-builder.md: add the row \"{row} kernel | files |\"");
+        assert!(
+            text.contains(&row),
+            "docs/image-builder.md: add the row \"{row} kernel | files |\""
+        );
     }
 }
 
@@ -314,8 +334,10 @@ fn unsaid<'t>(messages: impl Iterator<Item = &'t str>) -> Vec<(&'t str, &'t str)
         "address already in use",
         "file exists",
     ];
-    let sources = ["src", "crates/cni/src"].map(|directory| sources(&root().join(directory))).concat();
-    let parts = messages.flat_map(|message| fixed_parts(message).into_iter().map(move |p| (message, p)));
+    let sources =
+        ["src", "crates/cni/src"].map(|directory| sources(&root().join(directory))).concat();
+    let parts =
+        messages.flat_map(|message| fixed_parts(message).into_iter().map(move |p| (message, p)));
     parts.filter(|(_, part)| !ERRNO.contains(part) && !sources.contains(part)).collect()
 }
 
@@ -344,7 +366,10 @@ fn every_file_names_the_version_of_the_manifest() {
     let version = env!("CARGO_PKG_VERSION");
     let places = [
         ("packaging/kubernetes/base/kustomization.yaml", format!("    newTag: {version}\n")),
-        ("packaging/helm/cnibox/Chart.yaml", format!("\nversion: {version}\nappVersion: {version}\n")),
+        (
+            "packaging/helm/cnibox/Chart.yaml",
+            format!("\nversion: {version}\nappVersion: {version}\n"),
+        ),
     ];
     for (path, line) in places {
         let manifest = fs::read_to_string(root().join(path)).unwrap();
@@ -406,10 +431,13 @@ fn links_between_pages_are_valid() {
         let text = fs::read_to_string(&page).unwrap();
         for link in links(&text) {
             let (file, anchor) = link.split_once('#').unwrap_or((&link, ""));
-            let target = if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
+            let target =
+                if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
             let is_there = target.exists()
                 && (anchor.is_empty()
-                    || anchors(&fs::read_to_string(&target).unwrap()).iter().any(|known| known == anchor));
+                    || anchors(&fs::read_to_string(&target).unwrap())
+                        .iter()
+                        .any(|known| known == anchor));
             if !is_there {
                 dead.push(format!("{}: {link}", page.strip_prefix(root()).unwrap().display()));
             }
@@ -420,7 +448,8 @@ fn links_between_pages_are_valid() {
 
 #[test]
 fn links_of_a_page_are_found() {
-    let text = "a [b](c.md#d-e) `[x](no)` ![p](q.svg)\n```\n[x](no)\n```\n    [x](no)\n<img src=\"r\">";
+    let text =
+        "a [b](c.md#d-e) `[x](no)` ![p](q.svg)\n```\n[x](no)\n```\n    [x](no)\n<img src=\"r\">";
     assert_eq!(links(text), ["c.md#d-e", "q.svg", "r"]);
     assert_eq!(anchors("# The `keys` of 1.0, and more\ntext"), ["the-keys-of-10-and-more"]);
 }
@@ -428,7 +457,8 @@ fn links_of_a_page_are_found() {
 #[test]
 fn the_book_has_every_page() {
     let summary = fs::read_to_string(root().join("docs/SUMMARY.md")).unwrap();
-    let listed: Vec<_> = links(&summary).iter().map(|link| root().join("docs").join(link)).collect();
+    let listed: Vec<_> =
+        links(&summary).iter().map(|link| root().join("docs").join(link)).collect();
     let is_listed = |page: &Path| {
         let page = fs::canonicalize(page).unwrap();
         listed.iter().any(|known| fs::canonicalize(known).is_ok_and(|known| known == page))
@@ -442,12 +472,16 @@ fn the_book_has_every_page() {
 #[test]
 fn the_readme_has_the_figures_of_the_scoreboard() {
     let read = |name: &str| fs::read_to_string(root().join(name)).unwrap();
-    let (readme, sanity) = (read("README.md") + &read("docs/comparison.md"), read("docs/cni-sanity.md"));
+    let (readme, sanity) =
+        (read("README.md") + &read("docs/comparison.md"), read("docs/cni-sanity.md"));
     let board = sanity.split("| plugins | required |").nth(1).unwrap();
     for side in ["cnibox", "reference", "k3s"] {
         let row = board.lines().find(|line| line.starts_with(&format!("| {side}"))).unwrap();
         let required = row.split('|').nth(2).unwrap().trim();
-        assert!(readme.contains(required), "README.md: {side} has {required} in docs/cni-sanity.md");
+        assert!(
+            readme.contains(required),
+            "README.md: {side} has {required} in docs/cni-sanity.md"
+        );
     }
     let rust = env!("CARGO_PKG_RUST_VERSION");
     assert!(readme.contains(&format!("Rust {rust} or newer")), "README.md: Rust {rust} or newer");
@@ -511,7 +545,10 @@ fn each_function_of_the_library_has_an_example() {
     let mut functions = 0;
     let mut open = vec![root().join("crates/cni/src")];
     while let Some(directory) = open.pop() {
-        let module = ["lib.rs", "mod.rs"].map(|name| directory.join(name)).into_iter().find(|file| file.exists());
+        let module = ["lib.rs", "mod.rs"]
+            .map(|name| directory.join(name))
+            .into_iter()
+            .find(|file| file.exists());
         let module = module.map_or(String::new(), |file| fs::read_to_string(file).unwrap());
         for entry in fs::read_dir(&directory).unwrap() {
             let path = entry.unwrap().path();
@@ -542,5 +579,9 @@ fn each_function_of_the_library_has_an_example() {
         }
     }
     assert!(functions > 80, "{functions}");
-    assert!(lacking.is_empty(), "functions without an example in their documentation:\n  {}", lacking.join("\n  "));
+    assert!(
+        lacking.is_empty(),
+        "functions without an example in their documentation:\n  {}",
+        lacking.join("\n  ")
+    );
 }

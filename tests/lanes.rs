@@ -11,7 +11,8 @@ use tempfile::TempDir;
 
 /// The output of a test executable.
 const PASSED: &str = "test a::b ... ok\ntest result: ok. 1 passed; 0 failed; 0 ignored; 0 measured";
-const FAILED: &str = "test a::b ... FAILED\ntest result: FAILED. 4 passed; 1 failed; 0 ignored; 0 measured";
+const FAILED: &str =
+    "test a::b ... FAILED\ntest result: FAILED. 4 passed; 1 failed; 0 ignored; 0 measured";
 const NONE: &str = "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured";
 
 fn program(path: &Path, script: &str) {

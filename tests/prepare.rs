@@ -60,7 +60,10 @@ impl Machine {
     /// The machine with an apt-get that records its arguments and then runs `script`.
     fn debian(self, script: &str) -> Self {
         let directory = self.0.path().display().to_string();
-        self.program("apt-get", &format!("echo \"$@\" >>{directory}/apt.log\ncd {directory}\n{script}"))
+        self.program(
+            "apt-get",
+            &format!("echo \"$@\" >>{directory}/apt.log\ncd {directory}\n{script}"),
+        )
     }
 }
 
@@ -81,7 +84,8 @@ fn nothing_is_installed_with_deps_no() {
 
 #[test]
 fn deps_no_continues_without_optional_programs() {
-    let machine = Machine::new().debian("").program("cc", CC).program("ip", "").program("unshare", "");
+    let machine =
+        Machine::new().debian("").program("cc", CC).program("ip", "").program("unshare", "");
     let (enough, said) = machine.prepare("bench", &[("DEPS", "no"), ("PEER", "/nonexistent")]);
     assert!(enough, "{said}");
     assert!(said.contains("the reference plugins, to compare with; can do without"), "{said}");
@@ -90,7 +94,8 @@ fn deps_no_continues_without_optional_programs() {
 
 #[test]
 fn root_on_debian_may_install_a_compiler() {
-    let compiler = "case $* in *install*) printf '#!/bin/sh\\necho /dev/null\\n' >cc; chmod +x cc ;; esac";
+    let compiler =
+        "case $* in *install*) printf '#!/bin/sh\\necho /dev/null\\n' >cc; chmod +x cc ;; esac";
     let machine = Machine::new().debian(&compiler.replace("chmod", "/bin/chmod"));
     let (enough, said) = machine.prepare("build", &[]);
     assert!(enough, "{said}");
@@ -143,11 +148,16 @@ fn outdated_rust_and_kernel_are_named() {
 
 #[test]
 fn a_demo_is_not_built_without_privileges() {
-    let machine = ["ip", "ping", "nsenter"].into_iter().fold(Machine::new(), |m, p| m.program(p, ""));
+    let machine =
+        ["ip", "ping", "nsenter"].into_iter().fold(Machine::new(), |m, p| m.program(p, ""));
     let machine = machine.program("cc", CC).program("readlink", "echo /run").program("unshare", "");
     assert_eq!(machine.prepare("demo", &[]), (true, String::new()));
-    let (enough, said) = machine.program("unshare", "echo not here >&2; exit 1").prepare("demo", &[]);
-    assert!(!enough && said.contains("demo: needs root (in a container: a privileged one)"), "{said}");
+    let (enough, said) =
+        machine.program("unshare", "echo not here >&2; exit 1").prepare("demo", &[]);
+    assert!(
+        !enough && said.contains("demo: needs root (in a container: a privileged one)"),
+        "{said}"
+    );
     assert!(said.contains("not here"), "{said}");
 }
 
@@ -159,7 +169,8 @@ fn every_package_has_a_purpose() {
         let (_, rest) = text.split_once(&format!("\n{name}=\"\n")).unwrap();
         rest.split_once("\n\"\n").unwrap().0
     };
-    let described: Vec<&str> = table("elsewhere").lines().map(|line| line.split('|').next().unwrap().trim()).collect();
+    let described: Vec<&str> =
+        table("elsewhere").lines().map(|line| line.split('|').next().unwrap().trim()).collect();
     for line in table("elsewhere").lines() {
         let columns: Vec<&str> = line.split('|').map(str::trim).collect();
         let [_, purpose, names] = columns[..] else { panic!("three columns: {line}") };
@@ -168,6 +179,9 @@ fn every_package_has_a_purpose() {
     }
     for line in table("needs").lines() {
         let package = line.split_whitespace().nth(1).unwrap();
-        assert!(["-", "pip"].contains(&package) || described.contains(&package), "not in \"elsewhere\": {package}");
+        assert!(
+            ["-", "pip"].contains(&package) || described.contains(&package),
+            "not in \"elsewhere\": {package}"
+        );
     }
 }

@@ -31,8 +31,7 @@ const OF_THE_PROGRAM: [&str; 9] = [
 ];
 
 /// What follows the trouble in a warning that tells what to do.
-const INSTRUCTION: &str =
-    r"[;:] (--\w+|cnitool|cnibox|DEL re|add|choose|give|install|remove|run|see|set|start|try|use|write)";
+const INSTRUCTION: &str = r"[;:] (--\w+|cnitool|cnibox|DEL re|add|choose|give|install|remove|run|see|set|start|try|use|write)";
 
 /// Texts that are the reference's.
 const OF_THE_REFERENCE: [&str; 6] = [
@@ -50,7 +49,8 @@ fn messages() -> Vec<Value> {
 
 /// The first word of the program in a text.
 fn word_of_program(text: &str, types: &BTreeSet<String>) -> Option<String> {
-    static PATTERN: LazyLock<Regex> = LazyLock::new(|| Regex::new(&OF_THE_PROGRAM.join("|")).unwrap());
+    static PATTERN: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(&OF_THE_PROGRAM.join("|")).unwrap());
     let text = OF_THE_REFERENCE.iter().fold(text.to_owned(), |text, known| text.replace(known, ""));
     let mut words = text.split(|c: char| !c.is_alphanumeric());
     let of_type = words.find(|word| types.contains(*word)).map(str::to_owned);
@@ -88,7 +88,9 @@ fn sources() -> Vec<(PathBuf, String)> {
 
 /// The names of types with at least two capitals, as `VlanTrunk`.
 fn types() -> BTreeSet<String> {
-    let name = Regex::new(r"(?m)^\s*(?:pub(?:\([a-z ]*\))? )?(?:struct|enum) ([A-Z][a-z]+[A-Z]\w*)").unwrap();
+    let name =
+        Regex::new(r"(?m)^\s*(?:pub(?:\([a-z ]*\))? )?(?:struct|enum) ([A-Z][a-z]+[A-Z]\w*)")
+            .unwrap();
     let all = sources();
     let names = all.iter().flat_map(|(_, text)| name.captures_iter(text)).map(|c| c[1].to_owned());
     names.filter(|name| name != "NetworkManager").collect()
@@ -164,9 +166,11 @@ fn advice(source: &str) -> Vec<String> {
         }
     }
     // The remedy is the last argument.
-    for call in Regex::new(r"(?:Finding::new_(?:error|warning|note)|mistake_error|report_\w+|print_report)\(")
-        .unwrap()
-        .find_iter(&code)
+    for call in Regex::new(
+        r"(?:Finding::new_(?:error|warning|note)|mistake_error|report_\w+|print_report)\(",
+    )
+    .unwrap()
+    .find_iter(&code)
     {
         let range = extent(&code, call.end() - 1);
         if let Some(last) = found.iter().rfind(|literal| range.contains(&literal.start)) {
@@ -182,7 +186,9 @@ fn advice(source: &str) -> Vec<String> {
     }
     let is_advice = |literal: &&Literal| {
         let letters = literal.text.chars().filter(|c| c.is_alphabetic()).count();
-        letters > 8 && literal.text.contains(' ') && ranges.iter().any(|r| r.contains(&literal.start))
+        letters > 8
+            && literal.text.contains(' ')
+            && ranges.iter().any(|r| r.contains(&literal.start))
     };
     found.iter().filter(is_advice).map(|literal| literal.text.clone()).collect()
 }
@@ -221,9 +227,14 @@ fn texts_in_the_source_have_no_words_of_the_program() {
         for literal in literals(&source).0 {
             // A message has several words; the decoder's names are translated in one file.
             let is_message = literal.text.split(' ').count() > 2;
-            if is_message && !file.ends_with("json/mismatch.rs") && !file.ends_with("json/syntax.rs") {
+            if is_message
+                && !file.ends_with("json/mismatch.rs")
+                && !file.ends_with("json/syntax.rs")
+            {
                 let word = word_of_program(&literal.text, &BTreeSet::new());
-                found.extend(word.map(|word| format!("{}: {word}: {}", file.display(), literal.text)));
+                found.extend(
+                    word.map(|word| format!("{}: {word}: {}", file.display(), literal.text)),
+                );
             }
         }
     }
@@ -232,8 +243,10 @@ fn texts_in_the_source_have_no_words_of_the_program() {
 
 #[test]
 fn advice_is_followed_or_listed_in_words_txt() {
-    let followed: Vec<Value> = messages().into_iter().filter(|message| !message["follow"].is_null()).collect();
-    let is_followed = |text: &str| followed.iter().any(|message| is_in(text, message["says"].as_str().unwrap()));
+    let followed: Vec<Value> =
+        messages().into_iter().filter(|message| !message["follow"].is_null()).collect();
+    let is_followed =
+        |text: &str| followed.iter().any(|message| is_in(text, message["says"].as_str().unwrap()));
     let lines = UNFOLLOWED.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     let listed: BTreeSet<&str> =
         lines.map(|line| line.split_once(" | ").unwrap_or_else(|| panic!("{line}")).1).collect();

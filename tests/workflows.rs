@@ -75,8 +75,8 @@ fn wrong_step(step: &Yaml, targets: &[String]) -> Option<String> {
         return wrong_command(command, targets);
     }
     let action = step["uses"].as_str().unwrap_or_default();
-    let keeps_token =
-        action.starts_with("actions/checkout@") && step["with"]["persist-credentials"].as_bool() != Some(false);
+    let keeps_token = action.starts_with("actions/checkout@")
+        && step["with"]["persist-credentials"].as_bool() != Some(false);
     keeps_token.then(|| "the checkout keeps the token: persist-credentials: false".to_owned())
 }
 
@@ -143,7 +143,10 @@ fn every_target_is_checked_and_released() {
     let table = fs::read_to_string(root().join("scripts/targets.txt")).unwrap();
     let targets: Vec<_> = table.lines().filter_map(|line| line.split_whitespace().next()).collect();
     // Each runner has the library of its own target, with which x86-64 is not released.
-    let others: Vec<_> = targets.into_iter().filter(|word| !["#", "x86_64-unknown-linux-gnu"].contains(word)).collect();
+    let others: Vec<_> = targets
+        .into_iter()
+        .filter(|word| !["#", "x86_64-unknown-linux-gnu"].contains(word))
+        .collect();
     assert_eq!(others.len(), 6, "{others:?}");
     for file in [".github/workflows/ci.yml", ".github/workflows/release.yml", "deny.toml"] {
         let text = fs::read_to_string(root().join(file)).unwrap();
@@ -157,7 +160,8 @@ fn nothing_is_published_before_the_tests_in_a_fresh_root() {
     let workflow = fs::read_to_string(root().join(".github/workflows/release.yml")).unwrap();
     let jobs = &parse(&workflow).unwrap()["jobs"];
     let awaited = jobs["publish"]["needs"].as_vec().unwrap();
-    let mut steps = awaited.iter().flat_map(|job| jobs[job.as_str().unwrap()]["steps"].as_vec().unwrap());
+    let mut steps =
+        awaited.iter().flat_map(|job| jobs[job.as_str().unwrap()]["steps"].as_vec().unwrap());
     assert!(steps.any(|step| step["run"].as_str() == Some("make test-fresh")));
 }
 

@@ -40,8 +40,15 @@ pub(crate) struct Case {
     pub(crate) ports: usize,
 }
 
-const BRIDGE_CASE: Case =
-    Case { name: "bridge", plugin: "bridge", chained: &[], loopback: false, dual: false, masq: false, ports: 0 };
+const BRIDGE_CASE: Case = Case {
+    name: "bridge",
+    plugin: "bridge",
+    chained: &[],
+    loopback: false,
+    dual: false,
+    masq: false,
+    ports: 0,
+};
 
 const PORTMAP_CASE: Case = Case { chained: &["portmap"], ports: 1, ..BRIDGE_CASE };
 

@@ -137,7 +137,12 @@ pub(crate) fn started(worlds: &[World], case: &Case) -> Result<Times> {
 }
 
 /// Attaches many pods with several concurrent calls; measures the time of the whole batch.
-pub(crate) fn batches(worlds: &[World], case: &Case, options: &Options, at_once: usize) -> Result<Times> {
+pub(crate) fn batches(
+    worlds: &[World],
+    case: &Case,
+    options: &Options,
+    at_once: usize,
+) -> Result<Times> {
     let mut times = Times::new(worlds.len());
     for round in 0..options.batches {
         for i in turn(worlds, round) {
@@ -151,7 +156,13 @@ pub(crate) fn batches(worlds: &[World], case: &Case, options: &Options, at_once:
     Ok(times)
 }
 
-fn batch(world: &World, case: &Case, verb: &str, pods: &mut [Pod], at_once: usize) -> Result<Duration> {
+fn batch(
+    world: &World,
+    case: &Case,
+    verb: &str,
+    pods: &mut [Pod],
+    at_once: usize,
+) -> Result<Duration> {
     let queue = Mutex::new(pods.iter_mut());
     let next = || queue.lock().ok().and_then(|mut queue| queue.next());
     let work = || -> Result<()> {

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use cnibox::testing::iface::{NewTapDevice, create_device, redirect};
 use cnibox::testing::netlink::{
-    KernelRoute, LinkChange, LinkKind, Netlink, NewLink, NewLinkAddress, OnOffSetting, RouteAddMode, VethPeer,
+    KernelRoute, LinkChange, LinkKind, Netlink, NewLink, NewLinkAddress, OnOffSetting,
+    RouteAddMode, VethPeer,
 };
 use cnibox::testing::netns::Netns;
 
@@ -75,8 +76,10 @@ pub(crate) fn redirected_tap(pod: &Netns) -> Result<Duration> {
     let inside = Netlink::open_in(pod)?;
     let eth0 = inside.require_link("eth0")?;
     let start = Instant::now();
-    let device =
-        create_device(pod, NewTapDevice { vnet_hdr: true, owner: Some(0), group: Some(0), ..Default::default() })?;
+    let device = create_device(
+        pod,
+        NewTapDevice { vnet_hdr: true, owner: Some(0), group: Some(0), ..Default::default() },
+    )?;
     let tap = inside.require_link(&device.name)?;
     inside.change_link(tap.index, LinkChange::new().set_alias("pod").set_mtu(eth0.mtu).set_up())?;
     redirect::add(&inside, &tap, &eth0)?;

@@ -54,16 +54,17 @@ const BRIDGE_PORTS: usize = 1023;
 const LEASES: [usize; 5] = [10, 1_000, 20_000, 60_000, 65_532];
 
 fn main() -> ExitCode {
-    let done = Options::parse(std::env::args().skip(1).collect()).and_then(|options| match options {
-        Err(text) => {
-            print!("{text}");
-            Ok(ExitCode::SUCCESS)
-        }
-        Ok(options) => match sandbox::dir() {
-            None => sandbox::enter(),
-            Some(dir) => run(&options, &dir).map(|()| ExitCode::SUCCESS),
-        },
-    });
+    let done =
+        Options::parse(std::env::args().skip(1).collect()).and_then(|options| match options {
+            Err(text) => {
+                print!("{text}");
+                Ok(ExitCode::SUCCESS)
+            }
+            Ok(options) => match sandbox::dir() {
+                None => sandbox::enter(),
+                Some(dir) => run(&options, &dir).map(|()| ExitCode::SUCCESS),
+            },
+        });
     done.unwrap_or_else(|error| {
         eprintln!("pods: {error}");
         ExitCode::FAILURE
@@ -82,10 +83,17 @@ fn run(options: &Options, dir: &Path) -> Result<()> {
         if case.name == case::REDIRECT_TAP {
             let world = World::new(&bench.ours, dir, case, 0, options)?;
             let empty = kernel::empty_program(dir)?;
-            let [add, requests, started] = contest::redirected_taps(&world, case, options.rounds, empty.as_deref())?;
+            let [add, requests, started] =
+                contest::redirected_taps(&world, case, options.rounds, empty.as_deref())?;
             table.beside("kernel", case.name, "ADD", Unit::Ms, &[add.clone(), requests]);
             if empty.is_some() {
-                table.beside("kernel, started", case.name, "ADD, process", Unit::Ms, &[add, started]);
+                table.beside(
+                    "kernel, started",
+                    case.name,
+                    "ADD, process",
+                    Unit::Ms,
+                    &[add, started],
+                );
             }
             continue;
         }
@@ -105,13 +113,17 @@ fn run(options: &Options, dir: &Path) -> Result<()> {
         ports::others(&mut table, &worlds, count, options.rounds)?;
     }
     let directories = [Some(bench.ours.as_path()), bench.peer.as_deref()];
-    options.json.as_ref().map_or(Ok(()), |file| report::write(file, options, directories, table.rows()))
+    options
+        .json
+        .as_ref()
+        .map_or(Ok(()), |file| report::write(file, options, directories, table.rows()))
 }
 
 /// A directory of links to the cnibox executable.
 fn ours(dir: &Path) -> Result<PathBuf> {
     let binary = cnibox_tests::cnibox();
-    let binary = fs::canonicalize(&binary).map_err(|e| format!("CNIBOX_BIN \"{}\": {e}", binary.display()))?;
+    let binary = fs::canonicalize(&binary)
+        .map_err(|e| format!("CNIBOX_BIN \"{}\": {e}", binary.display()))?;
     let directory = dir.join("ours");
     fs::create_dir_all(&directory)?;
     for applet in cnibox::testing::APPLETS {
@@ -151,7 +163,9 @@ impl Bench<'_> {
         match &self.peer {
             Some(directory) => println!("peer   {}", directory.display()),
             None => {
-                println!("peer   none: set PEER=<plugin directory>, or run scripts/prepare.sh bench");
+                println!(
+                    "peer   none: set PEER=<plugin directory>, or run scripts/prepare.sh bench"
+                );
             }
         }
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -236,7 +250,14 @@ impl Bench<'_> {
         self.batches(table, &name, case, &worlds, pods)
     }
 
-    fn batches(&self, table: &mut Table, name: &str, case: &Case, worlds: &[World], pods: usize) -> Result<()> {
+    fn batches(
+        &self,
+        table: &mut Table,
+        name: &str,
+        case: &Case,
+        worlds: &[World],
+        pods: usize,
+    ) -> Result<()> {
         let batch = self.options.batch;
         let counts: Vec<_> = self.options.parallel.iter().copied().filter(|&n| n > 0).collect();
         if counts.is_empty() {
@@ -295,8 +316,15 @@ impl Bench<'_> {
         self.worlds(&directories, |_| 0, case)
     }
 
-    fn worlds(&self, directories: &[&PathBuf], pods: impl Fn(usize) -> usize, case: &Case) -> Result<Vec<World>> {
+    fn worlds(
+        &self,
+        directories: &[&PathBuf],
+        pods: impl Fn(usize) -> usize,
+        case: &Case,
+    ) -> Result<Vec<World>> {
         let directories = directories.iter().enumerate();
-        directories.map(|(i, directory)| World::new(directory, self.dir, case, pods(i), self.options)).collect()
+        directories
+            .map(|(i, directory)| World::new(directory, self.dir, case, pods(i), self.options))
+            .collect()
     }
 }

@@ -31,7 +31,8 @@ impl Netavark {
         let Some(named) = std::env::var_os("NETAVARK").filter(|value| !value.is_empty()) else {
             return Ok(None);
         };
-        let program = fs::canonicalize(&named).map_err(|e| format!("NETAVARK \"{}\": {e}", named.display()))?;
+        let program = fs::canonicalize(&named)
+            .map_err(|e| format!("NETAVARK \"{}\": {e}", named.display()))?;
         let state = dir.join("netavark");
         fs::create_dir_all(&state)?;
         Ok(Some(Netavark { program, state, host: Netns::create_unnamed()? }))

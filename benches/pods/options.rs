@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use cnibox::testing::options::{self, CommandOption, ParsedCommandLine, long_option, unknown_word_error};
+use cnibox::testing::options::{
+    self, CommandOption, ParsedCommandLine, long_option, unknown_word_error,
+};
 
 use crate::Result;
 use crate::case::{CASES, Case};
@@ -79,7 +81,11 @@ const OPTIONS: &[CommandOption] = &[
         "rules of others in the packet filter of each host, loaded with nft or\n\
          iptables-restore (default, iptables) (0)",
     ),
-    long_option("--quick", "", "a smoke test: 3 rounds, 0 and 20 pods, a batch of 8, unless said otherwise"),
+    long_option(
+        "--quick",
+        "",
+        "a smoke test: 3 rounds, 0 and 20 pods, a batch of 8, unless said otherwise",
+    ),
     long_option("--json", "FILE", "also write machine, versions and all rows to a file"),
     long_option("--peer-name", "TEXT", "what the peer is called in that file (reference)"),
     long_option("--bench", "", "what cargo adds; without effect"),
@@ -125,10 +131,13 @@ impl Options {
         }
         let quick = line.has_option("--quick");
         let choose = |full, small| if quick { small } else { full };
-        let number = |flag, default| line.last_value(flag).map_or(Ok(default), |text| number(flag, text));
+        let number =
+            |flag, default| line.last_value(flag).map_or(Ok(default), |text| number(flag, text));
         let pods = || vec![0, choose(1000, 20)];
         Ok(Ok(Options {
-            pods: line.last_value("--pods").map_or_else(|| Ok(pods()), |text| numbers("--pods", text))?,
+            pods: line
+                .last_value("--pods")
+                .map_or_else(|| Ok(pods()), |text| numbers("--pods", text))?,
             rounds: number("--rounds", choose(30, 3))?.max(1),
             parallel: line
                 .last_value("--parallel")
@@ -154,9 +163,12 @@ impl Options {
 }
 
 fn numbers(option: &str, text: &str) -> Result<Vec<usize>> {
-    let list: Vec<usize> = text.split(',').map(|part| number(option, part)).collect::<Result<_>>()?;
+    let list: Vec<usize> =
+        text.split(',').map(|part| number(option, part)).collect::<Result<_>>()?;
     match list.iter().max() {
-        Some(&most) if most > MOST_PODS => Err(format!("{option} {most}: at most {MOST_PODS}").into()),
+        Some(&most) if most > MOST_PODS => {
+            Err(format!("{option} {most}: at most {MOST_PODS}").into())
+        }
         _ => Ok(list),
     }
 }

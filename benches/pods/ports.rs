@@ -131,7 +131,12 @@ fn gave_up(case: &str, verb: &str, side: usize) {
 }
 
 /// Measures one port on each side, among this number of other containers' mappings.
-pub(crate) fn others(table: &mut Table, worlds: &[World], others: usize, rounds: usize) -> Result<()> {
+pub(crate) fn others(
+    table: &mut Table,
+    worlds: &[World],
+    others: usize,
+    rounds: usize,
+) -> Result<()> {
     let name = format!("1 port, {others} others");
     let mut times = Times::new(worlds.len());
     for (side, world) in worlds.iter().enumerate() {

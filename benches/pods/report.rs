@@ -13,7 +13,12 @@ use crate::options::Options;
 
 /// Writes the rows of the table and their context. `directories` are the directories of cnibox and the
 /// peer.
-pub(crate) fn write(file: &Path, options: &Options, directories: [Option<&Path>; 2], rows: &[Value]) -> Result<()> {
+pub(crate) fn write(
+    file: &Path,
+    options: &Options,
+    directories: [Option<&Path>; 2],
+    rows: &[Value],
+) -> Result<()> {
     let [ours, peer] = directories.map(|directory| directory.map(plugins));
     let report = json!({
         "machine": machine(),
@@ -45,10 +50,14 @@ fn machine() -> Value {
 
 /// The number of plugins in the directory, of files, and of bytes.
 fn plugins(directory: &Path) -> Value {
-    let names = APPLETS.iter().filter(|applet| applet.kind != AppletKind::Tool).map(|applet| applet.name);
-    let found: Vec<_> = names.filter_map(|name| fs::canonicalize(directory.join(name)).ok()).collect();
+    let names =
+        APPLETS.iter().filter(|applet| applet.kind != AppletKind::Tool).map(|applet| applet.name);
+    let found: Vec<_> =
+        names.filter_map(|name| fs::canonicalize(directory.join(name)).ok()).collect();
     let count = found.len();
-    let files: BTreeMap<_, _> =
-        found.into_iter().filter_map(|file| fs::metadata(&file).ok().map(|meta| (file, meta.len()))).collect();
+    let files: BTreeMap<_, _> = found
+        .into_iter()
+        .filter_map(|file| fs::metadata(&file).ok().map(|meta| (file, meta.len())))
+        .collect();
     json!({"count": count, "files": files.len(), "bytes": files.values().sum::<u64>()})
 }

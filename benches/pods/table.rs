@@ -53,16 +53,31 @@ impl Table {
     }
 
     /// Adds a row whose right side is not the peer's directory.
-    pub(crate) fn beside(&mut self, right: &str, case: &str, what: &str, unit: Unit, samples: &[Vec<f64>]) {
+    pub(crate) fn beside(
+        &mut self,
+        right: &str,
+        case: &str,
+        what: &str,
+        unit: Unit,
+        samples: &[Vec<f64>],
+    ) {
         self.add(&[SIDES[0], right], (case, what), unit, samples);
     }
 
-    fn add(&mut self, sides: &[&str], (case, what): (&str, &str), unit: Unit, samples: &[Vec<f64>]) {
+    fn add(
+        &mut self,
+        sides: &[&str],
+        (case, what): (&str, &str),
+        unit: Unit,
+        samples: &[Vec<f64>],
+    ) {
         let name = unit.name();
         let mut line = vec![format!("{case:<24} {what:<20}")];
         let mut medians = Vec::new();
         let mut row = Map::new();
-        row.extend([("case", case), ("what", what), ("unit", name)].map(|(k, v)| (k.into(), json!(v))));
+        row.extend(
+            [("case", case), ("what", what), ("unit", name)].map(|(k, v)| (k.into(), json!(v))),
+        );
         // A side without the plugin has no samples.
         for (side, key) in samples.iter().zip(sides) {
             let (median, p99) = (percentile(side, 50), percentile(side, 99));

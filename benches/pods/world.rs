@@ -81,7 +81,13 @@ pub(crate) struct World {
 
 impl World {
     /// Creates a host with its own leases below `dir` and this number of existing pods.
-    pub(crate) fn new(directory: &Path, dir: &Path, case: &Case, pods: usize, options: &Options) -> Result<World> {
+    pub(crate) fn new(
+        directory: &Path,
+        dir: &Path,
+        case: &Case,
+        pods: usize,
+        options: &Options,
+    ) -> Result<World> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let data = dir.join(format!("leases-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
         fs::create_dir(&data)?;
@@ -99,7 +105,8 @@ impl World {
         if options.foreign > 0 {
             host.run_inside(|| netfilter::load_foreign(options.backend, options.foreign))??;
         }
-        let link = |plugin| (plugin, case.conf(plugin, &data, options.backend.of(directory, plugin)));
+        let link =
+            |plugin| (plugin, case.conf(plugin, &data, options.backend.of(directory, plugin)));
         let links = case.plugins().map(link).collect();
         Ok(World { directory: directory.into(), links, data, host, _crowd: crowd })
     }
@@ -177,7 +184,13 @@ impl World {
 
     /// The call of the chained plugin, with additional keys; `None` if it exceeds `limit` and is
     /// killed.
-    pub(crate) fn limited(&self, verb: &str, pod: &Pod, more: &Value, limit: Duration) -> Result<Option<Duration>> {
+    pub(crate) fn limited(
+        &self,
+        verb: &str,
+        pod: &Pod,
+        more: &Value,
+        limit: Duration,
+    ) -> Result<Option<Duration>> {
         let (plugin, conf) = &self.links[1];
         let mut conf = conf.clone();
         conf["runtimeConfig"] = more.clone();
@@ -246,7 +259,12 @@ impl World {
 }
 
 /// Runs one call, timed from before the spawn to after the exit; stores the result of ADD in `pod`.
-fn run(command: &mut Command, (plugin, verb): (&str, &str), stdin: &str, pod: &mut Pod) -> Result<Duration> {
+fn run(
+    command: &mut Command,
+    (plugin, verb): (&str, &str),
+    stdin: &str,
+    pod: &mut Pod,
+) -> Result<Duration> {
     let (stdout, took) = output(command, stdin)?;
     if verb == "ADD" {
         *pod.result(plugin) = serde_json::from_slice(&stdout)?;
@@ -328,8 +346,9 @@ fn peak_memory(pid: u32) -> u64 {
     let own = line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) * 1024;
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return own };
     let lists = tasks.flatten().filter_map(|t| fs::read_to_string(t.path().join("children")).ok());
-    let children: Vec<u32> =
-        lists.flat_map(|s| s.split(' ').filter_map(|p| p.parse().ok()).collect::<Vec<_>>()).collect();
+    let children: Vec<u32> = lists
+        .flat_map(|s| s.split(' ').filter_map(|p| p.parse().ok()).collect::<Vec<_>>())
+        .collect();
     children.into_iter().map(peak_memory).fold(own, u64::max)
 }
 

@@ -41,7 +41,8 @@ impl BackupFile {
     pub fn write_content(&self, content: &[u8]) -> FileResult<()> {
         dir::ensure_directory(&self.dir, 0o700)?;
         // Volatile, because a power cut also ends the interface.
-        AtomicWriter::new(&self.temporary, Durability::Volatile).replace_file(&self.path, content, 0o600)
+        AtomicWriter::new(&self.temporary, Durability::Volatile)
+            .replace_file(&self.path, content, 0o600)
     }
 
     /// Removes the file and its temporary file, if they exist.
@@ -61,7 +62,8 @@ pub fn read_backups(dir: &Path) -> FileResult<Vec<(PathBuf, Vec<u8>)>> {
     for entry in fs::read_dir(dir).during("list", dir)? {
         let path = entry.during("list", dir)?.path();
         if path.to_string_lossy().ends_with(ENDING) {
-            let content = read_backup(&path).inspect_err(|e| warn!("could not {e}")).unwrap_or_default();
+            let content =
+                read_backup(&path).inspect_err(|e| warn!("could not {e}")).unwrap_or_default();
             found.extend(content.map(|content| (path, content)));
         }
     }
@@ -156,7 +158,9 @@ mod tests {
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
         for file in [file.clone(), BackupFile::new(&file.path, &OWNER)] {
             assert!(
-                file.read_content().is_err() && read_backups(&file.dir).is_err() && file.write_content(b"").is_err()
+                file.read_content().is_err()
+                    && read_backups(&file.dir).is_err()
+                    && file.write_content(b"").is_err()
             );
         }
     }

@@ -104,7 +104,8 @@ fn read_machine_id(path: &str) -> Option<String> {
     if statfs(path).ok()?.filesystem_type() == TMPFS_MAGIC {
         return None;
     }
-    let text = String::from_utf8(files::read_regular_file(Path::new(path), MAX_ID_BYTES).ok()?).ok()?;
+    let text =
+        String::from_utf8(files::read_regular_file(Path::new(path), MAX_ID_BYTES).ok()?).ok()?;
     let id = text.trim();
     // An image may have the text "uninitialized" in the file.
     let is_id = id.len() == 32 && id.chars().all(|c| c.is_ascii_hexdigit());
@@ -126,7 +127,10 @@ pub(crate) mod tests {
     }
 
     fn boot_identity(machine: &str, id: &str) -> BootIdentity {
-        BootIdentity { machine: Some(machine.to_owned()).filter(|id| !id.is_empty()), id: id.to_owned() }
+        BootIdentity {
+            machine: Some(machine.to_owned()).filter(|id| !id.is_empty()),
+            id: id.to_owned(),
+        }
     }
 
     #[test]

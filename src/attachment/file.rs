@@ -72,7 +72,10 @@ pub(super) fn is_listed(name: &str, instance: &str) -> bool {
 
 /// The path of the record of an attachment, and its temporary path.
 fn attachment_paths(owner: AttachmentId<'_>) -> (PathBuf, PathBuf) {
-    (record_path(ATTACHMENTS, &owner.instance_id()), temporary_path(&record_directory(ATTACHMENTS), &owner))
+    (
+        record_path(ATTACHMENTS, &owner.instance_id()),
+        temporary_path(&record_directory(ATTACHMENTS), &owner),
+    )
 }
 
 /// The instances of `network`, or of all networks, that have a file in the directory.
@@ -85,7 +88,11 @@ pub(super) fn list_instances(name: &str, network: Option<&str>) -> Vec<String> {
 }
 
 /// Like [`list_instances`], without the attachments `valid`.
-pub(super) fn stale_instances(name: &str, network: &str, valid: &[AttachmentId<'_>]) -> Vec<String> {
+pub(super) fn stale_instances(
+    name: &str,
+    network: &str,
+    valid: &[AttachmentId<'_>],
+) -> Vec<String> {
     let valid: HashSet<String> = valid.iter().map(AttachmentId::instance_id).collect();
     let mut stale = list_instances(name, Some(network));
     stale.retain(|instance| !valid.contains(instance));
@@ -150,7 +157,8 @@ impl AttachmentRecord {
 
     /// The record of an attachment, to be changed; an error if it cannot be read.
     pub(super) fn load_for_change(owner: AttachmentId<'_>) -> io::Result<Option<AttachmentRecord>> {
-        Ok(load_record(&attachment_paths(owner).0)?.filter(|record| record.attachment_id() == owner))
+        Ok(load_record(&attachment_paths(owner).0)?
+            .filter(|record| record.attachment_id() == owner))
     }
 
     /// The record of this [instance](AttachmentId::instance_id), if there is one for this host.
@@ -215,7 +223,9 @@ impl AttachmentRecord {
     pub fn save_with_addresses(&self) -> Result<()> {
         let instance = self.attachment_id().instance_id();
         let written = self.save_record().and_then(|()| {
-            self.ips.iter().try_for_each(|ip| link_record(&address_directory(*ip).join(&instance), &instance))
+            self.ips
+                .iter()
+                .try_for_each(|ip| link_record(&address_directory(*ip).join(&instance), &instance))
         });
         written.map_err(|e| Error::from(e).context("record the attachment"))
     }
@@ -294,9 +304,13 @@ pub fn forget_attachment(owner: AttachmentId<'_>, plugin: &str) -> Result<()> {
 /// Removes all records of this host, and links to records that no longer exist: from now on other plugins are
 /// responsible for the attachments.
 pub fn remove_all_records() -> Result<()> {
-    AttachmentRecord::read_all(None).iter().try_for_each(AttachmentRecord::remove_with_addresses)?;
+    AttachmentRecord::read_all(None)
+        .iter()
+        .try_for_each(AttachmentRecord::remove_with_addresses)?;
     let directories = fs::read_dir(DIR).into_iter().flatten().flatten();
-    for entry in directories.flat_map(|directory| fs::read_dir(directory.path())).flatten().flatten() {
+    for entry in
+        directories.flat_map(|directory| fs::read_dir(directory.path())).flatten().flatten()
+    {
         let path = entry.path();
         if path.is_symlink() && !path.exists() {
             remove_file(&path)?;

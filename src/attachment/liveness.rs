@@ -72,8 +72,12 @@ impl fmt::Display for UnknownBecause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             UnknownBecause::NoHostEnd => "it has no link on the host that would show its end",
-            UnknownBecause::OtherNamespace => "it was made in another network namespace of the host",
-            UnknownBecause::OtherBoot => "it was made in another boot, not certainly an earlier one of this machine",
+            UnknownBecause::OtherNamespace => {
+                "it was made in another network namespace of the host"
+            }
+            UnknownBecause::OtherBoot => {
+                "it was made in another boot, not certainly an earlier one of this machine"
+            }
             UnknownBecause::Unlabelled(index) => {
                 return write!(f, "the link with index {index} no longer has its alias");
             }
@@ -81,7 +85,10 @@ impl fmt::Display for UnknownBecause {
                 return write!(f, "the link with index {index} cannot be read");
             }
             UnknownBecause::Moved(index) => {
-                return write!(f, "the link with index {index} may have been moved to another network namespace");
+                return write!(
+                    f,
+                    "the link with index {index} may have been moved to another network namespace"
+                );
             }
             UnknownBecause::NoRecord => "nothing was recorded of it",
         })
@@ -122,7 +129,9 @@ impl HostVeth {
     /// The end `link` of any plugin, with or without a label; `None` if the link is not the end of a pair.
     pub fn from_link(owner: AttachmentId<'_>, host: &Netlink, link: &Link) -> Option<HostVeth> {
         let labelled = instance_in_label(&link.alias) == Some(&owner.instance_id());
-        HostVeth::from_labelled_link(host, link).filter(|_| is_pair(link)).map(|end| HostVeth { labelled, ..end })
+        HostVeth::from_labelled_link(host, link)
+            .filter(|_| is_pair(link))
+            .map(|end| HostVeth { labelled, ..end })
     }
 }
 
@@ -143,12 +152,19 @@ pub struct LivenessEvidence<'a> {
 pub fn judge_liveness(all: &[LivenessEvidence<'_>]) -> Vec<Liveness> {
     let netlink = OnceCell::new();
     all.iter()
-        .map(|evidence| check_socket(evidence, &|| netlink.get_or_init(Netlink::open).as_ref().map_err(Clone::clone)))
+        .map(|evidence| {
+            check_socket(evidence, &|| {
+                netlink.get_or_init(Netlink::open).as_ref().map_err(Clone::clone)
+            })
+        })
         .collect()
 }
 
 /// The liveness of one attachment, by a socket of the calling thread's network namespace.
-pub fn check_socket<'h>(evidence: &LivenessEvidence<'_>, host: &dyn Fn() -> NetlinkResult<&'h Netlink>) -> Liveness {
+pub fn check_socket<'h>(
+    evidence: &LivenessEvidence<'_>,
+    host: &dyn Fn() -> NetlinkResult<&'h Netlink>,
+) -> Liveness {
     match evidence.made {
         BootRelation::Earlier => return Liveness::Gone(EndedBy::EarlierBoot),
         BootRelation::Elsewhere => return Liveness::Unknown(UnknownBecause::OtherBoot),
@@ -164,7 +180,11 @@ pub fn check_socket<'h>(evidence: &LivenessEvidence<'_>, host: &dyn Fn() -> Netl
     })
 }
 
-fn judge_by_pair(host: &Netlink, owner: AttachmentId<'_>, end: HostVeth) -> NetlinkResult<Liveness> {
+fn judge_by_pair(
+    host: &Netlink,
+    owner: AttachmentId<'_>,
+    end: HostVeth,
+) -> NetlinkResult<Liveness> {
     if host.netns_id() != Some(end.netns) {
         return Ok(Liveness::Unknown(UnknownBecause::OtherNamespace));
     }
@@ -173,19 +193,27 @@ fn judge_by_pair(host: &Netlink, owner: AttachmentId<'_>, end: HostVeth) -> Netl
         match instance_in_label(&link.alias) {
             Some(instance) if instance == owner.instance_id() => return Ok(Liveness::Alive),
             Some(_) => {}
-            None if end.labelled => return Ok(Liveness::Unknown(UnknownBecause::Unlabelled(end.index))),
+            None if end.labelled => {
+                return Ok(Liveness::Unknown(UnknownBecause::Unlabelled(end.index)));
+            }
             None => return Ok(Liveness::Alive),
         }
     }
     let may_exist = may_exist_elsewhere(host, end)?;
-    Ok(if may_exist { Liveness::Unknown(UnknownBecause::Moved(end.index)) } else { Liveness::Gone(EndedBy::HostEnd) })
+    Ok(if may_exist {
+        Liveness::Unknown(UnknownBecause::Moved(end.index))
+    } else {
+        Liveness::Gone(EndedBy::HostEnd)
+    })
 }
 
 /// Whether the container's end of a pair may exist, whose other end is no longer on the host: a person may have moved
 /// that end to another network namespace.
 fn may_exist_elsewhere(host: &Netlink, end: HostVeth) -> NetlinkResult<bool> {
     let Some(peer) = end.peer else { return Ok(true) };
-    let Some(inside) = host.find_link_in(peer.nsid, peer.index)?.filter(is_pair) else { return Ok(false) };
+    let Some(inside) = host.find_link_in(peer.nsid, peer.index)?.filter(is_pair) else {
+        return Ok(false);
+    };
     // The kernel may have given the id to another namespace: to the host's own,
     let Ok(here) = Netns::open_current() else { return Ok(true) };
     if host.namespace_id(here.as_fd())? == Some(peer.nsid) {
@@ -193,7 +221,7 @@ fn may_exist_elsewhere(host: &Netlink, end: HostVeth) -> NetlinkResult<bool> {
     }
     // or to that of another container, or of this container after a restart. The pair of either has an end on the host.
     let outside = inside.link.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
-    Ok(!outside
-        .as_ref()
-        .is_some_and(|outside| outside.link == Some(peer.index) && outside.link_netnsid == Some(peer.nsid)))
+    Ok(!outside.as_ref().is_some_and(|outside| {
+        outside.link == Some(peer.index) && outside.link_netnsid == Some(peer.nsid)
+    }))
 }

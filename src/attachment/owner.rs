@@ -20,13 +20,23 @@ pub struct AttachmentId<'a> {
 }
 
 impl<'a> AttachmentId<'a> {
-    pub fn new(network: &'a NetworkName, id: &'a ContainerId, ifname: &'a InterfaceName) -> AttachmentId<'a> {
+    pub fn new(
+        network: &'a NetworkName,
+        id: &'a ContainerId,
+        ifname: &'a InterfaceName,
+    ) -> AttachmentId<'a> {
         AttachmentId { network: network.as_str(), ifname: ifname.as_str(), id: id.as_str() }
     }
 
-    pub fn from_attachments(network: &'a NetworkName, attachments: &'a [ValidAttachment]) -> Vec<AttachmentId<'a>> {
-        let owner =
-            |a: &'a ValidAttachment| AttachmentId { network: network.as_str(), ifname: &a.ifname, id: &a.container_id };
+    pub fn from_attachments(
+        network: &'a NetworkName,
+        attachments: &'a [ValidAttachment],
+    ) -> Vec<AttachmentId<'a>> {
+        let owner = |a: &'a ValidAttachment| AttachmentId {
+            network: network.as_str(),
+            ifname: &a.ifname,
+            id: &a.container_id,
+        };
         attachments.iter().map(owner).collect()
     }
 }

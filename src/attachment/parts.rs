@@ -49,8 +49,8 @@ impl RecordStore {
     /// Adds the part to the attachment's record, in place of an earlier one.
     pub fn add_part<T: Serialize>(self, owner: AttachmentId<'_>, content: T) {
         let save = || {
-            let mut record =
-                AttachmentRecord::load_for_change(owner)?.unwrap_or_else(|| AttachmentRecord::new(owner, "", ""));
+            let mut record = AttachmentRecord::load_for_change(owner)?
+                .unwrap_or_else(|| AttachmentRecord::new(owner, "", ""));
             record.rules.insert(self.0.to_owned(), serde_json::to_value(content)?);
             record.save_record()?;
             Ok(self.link_part(owner)?)
@@ -102,7 +102,8 @@ impl RecordStore {
 
     /// Whether any attachment is listed under the feature.
     pub fn is_used(self) -> bool {
-        fs::read_dir(file::record_directory(self.0)).is_ok_and(|mut directory| directory.next().is_some())
+        fs::read_dir(file::record_directory(self.0))
+            .is_ok_and(|mut directory| directory.next().is_some())
     }
 
     /// Whether the attachment of this [instance](AttachmentId::instance_id) is listed under the feature.
@@ -161,7 +162,10 @@ impl RecordStore {
 
     /// Whether `is_wanted` selects any [restorable part](RecordStore::restorable_parts). Reads the records up to the
     /// first.
-    pub fn has_restorable_part<T: DeserializeOwned>(self, is_wanted: &dyn Fn(&StoredRecord<T>) -> bool) -> bool {
+    pub fn has_restorable_part<T: DeserializeOwned>(
+        self,
+        is_wanted: &dyn Fn(&StoredRecord<T>) -> bool,
+    ) -> bool {
         self.iter_parts().filter(is_wanted).any(|stored| is_restorable(stored.record.liveness()))
     }
 

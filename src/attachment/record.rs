@@ -15,7 +15,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::boot::{BootIdentity, BootRelation, current_unix_time};
-use super::liveness::{HostVeth, Liveness, LivenessEvidence, UnknownBecause, check_socket, judge_liveness};
+use super::liveness::{
+    HostVeth, Liveness, LivenessEvidence, UnknownBecause, check_socket, judge_liveness,
+};
 use super::owner::AttachmentId;
 use crate::netlink::Netlink;
 use crate::netns::{self, NetnsIdentity};
@@ -90,7 +92,9 @@ impl AttachmentRecord {
 
     /// Whether the attachment exists.
     pub fn liveness(&self) -> Liveness {
-        AttachmentRecord::liveness_of_all(&[self]).pop().unwrap_or(Liveness::Unknown(UnknownBecause::NoRecord))
+        AttachmentRecord::liveness_of_all(&[self])
+            .pop()
+            .unwrap_or(Liveness::Unknown(UnknownBecause::NoRecord))
     }
 
     /// Like [`liveness`](AttachmentRecord::liveness), by a socket of the calling thread's network namespace.

@@ -32,8 +32,9 @@ fn find_in_path(name: &str, path: &OsStr) -> Option<PathBuf> {
     let system = OsString::from(SYSTEM_PATH);
     let dirs = std::env::split_paths(path).chain(std::env::split_paths(&system));
     let files = dirs.filter(|dir| dir.is_absolute()).map(|dir| dir.join(name));
-    let is_executable =
-        |file: &PathBuf| fs::metadata(file).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
+    let is_executable = |file: &PathBuf| {
+        fs::metadata(file).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+    };
     files.into_iter().find(is_executable)
 }
 
@@ -67,14 +68,16 @@ impl ProgramOutput {
 pub fn run_program(program: &Path, args: &[&str], stdin: &str) -> Result<ProgramOutput> {
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let line = [&[name.as_str()], args].concat().join(" ");
-    let failed = |e: io::Error| Error::internal(format!("run {}: {}", program.display(), io_text(&e)));
+    let failed =
+        |e: io::Error| Error::internal(format!("run {}: {}", program.display(), io_text(&e)));
     let span = trace::begin_span("process");
     span.add_text("process.command", || line.as_str());
     netns::require_home_netns()?;
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = command.spawn().map_err(failed)?;
-    let EndedProcess { status, stdout, stderr } = finish_process(child, stdin.as_bytes(), None, &mut io::sink());
+    let EndedProcess { status, stdout, stderr } =
+        finish_process(child, stdin.as_bytes(), None, &mut io::sink());
     let status = status.map_err(failed)?;
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let summary = format!("run {line}: {}", exit_text(status));
@@ -105,8 +108,11 @@ pub fn replace_process(program: &Path) -> Error {
         Ok(bytes) => bytes,
         Err(cause) => return Error::internal(format!("read {OWN_ARGUMENTS}: {}", io_text(&cause))),
     };
-    let mut arguments =
-        arguments.strip_suffix(b"\0").unwrap_or_default().split(|byte| *byte == 0).map(OsStr::from_bytes);
+    let mut arguments = arguments
+        .strip_suffix(b"\0")
+        .unwrap_or_default()
+        .split(|byte| *byte == 0)
+        .map(OsStr::from_bytes);
     let mut command = Command::new(program);
     command.arg0(arguments.next().unwrap_or_default()).args(arguments);
     let cause = command.exec();

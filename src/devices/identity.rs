@@ -14,7 +14,8 @@ use cni::error::Result;
 
 /// Kinds of virtual links whose packets pass through another link, [`Link::link`].
 /// Tunnels also have a `link`, but the namespace's owner sets their remote end.
-const ON_A_LINK: [&str; 8] = ["veth", "vxcan", "netkit", "macvlan", "macvtap", "ipvlan", "ipvtap", "vlan"];
+const ON_A_LINK: [&str; 8] =
+    ["veth", "vxcan", "netkit", "macvlan", "macvtap", "ipvlan", "ipvtap", "vlan"];
 
 /// The attributes of a device that a network namespace cannot change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,12 +80,21 @@ impl DeviceIdentity {
 
     /// The device `name` among the links of the host. Ports of a card, links on one lower link and dummies are alike, so
     /// a link without this name or alias is another's, unless it has the device's permanent address.
-    pub fn find_on_host<'l>(&self, links: &'l [Link], ifname: &str, name: &str) -> Option<&'l Link> {
+    pub fn find_on_host<'l>(
+        &self,
+        links: &'l [Link],
+        ifname: &str,
+        name: &str,
+    ) -> Option<&'l Link> {
         let is_here = |link: &Link| !self.is_on_link() || self.link_netnsid == link.link_netnsid;
-        let has_mac = |link: &Link| self.permanent_mac.is_some() && self.permanent_mac == link.permanent_mac;
+        let has_mac =
+            |link: &Link| self.permanent_mac.is_some() && self.permanent_mac == link.permanent_mac;
         let is_known = |link: &Link| link.name == name || link.alias == name || has_mac(link);
         self.choose_candidate(
-            links.iter().filter(|link| self.may_match(link) && is_here(link) && is_known(link)).collect(),
+            links
+                .iter()
+                .filter(|link| self.may_match(link) && is_here(link) && is_known(link))
+                .collect(),
             ifname,
         )
     }
@@ -133,7 +143,8 @@ mod tests {
     use super::*;
 
     fn card(name: &str, function: u8, mac: u8) -> Link {
-        let parent = (function > 0).then(|| ParentDevice { bus: "pci".into(), name: format!("0000:00:0{function}.0") });
+        let parent = (function > 0)
+            .then(|| ParentDevice { bus: "pci".into(), name: format!("0000:00:0{function}.0") });
         let permanent_mac = (mac > 0).then_some(MacAddress([2, 0, 0, 0, 0, mac]));
         Link { name: name.into(), parent, permanent_mac, ..Link::default() }
     }
@@ -148,12 +159,20 @@ mod tests {
     }
 
     fn find(device: &Link, links: &[Link]) -> Option<String> {
-        DeviceIdentity::from_link(device).find_on_host(links, "eth0", &device.name).map(|link| link.name.clone())
+        DeviceIdentity::from_link(device)
+            .find_on_host(links, "eth0", &device.name)
+            .map(|link| link.name.clone())
     }
 
     /// The name of the device among links that have its alias.
     fn found(device: &Link, links: &[Link]) -> Option<String> {
-        find(device, &links.iter().map(|link| Link { alias: device.name.clone(), ..link.clone() }).collect::<Vec<_>>())
+        find(
+            device,
+            &links
+                .iter()
+                .map(|link| Link { alias: device.name.clone(), ..link.clone() })
+                .collect::<Vec<_>>(),
+        )
     }
 
     #[test]
@@ -193,7 +212,11 @@ mod tests {
     fn links_of_others_that_are_alike_are_not_the_device() {
         let port = card("ens1", 1, 1);
         assert_eq!(find(&port, &[card("uplink", 1, 2)]), None, "the other port of a card");
-        assert_eq!(find(&port, &[card("dev7", 1, 1)]).as_deref(), Some("dev7"), "the container changed the alias");
+        assert_eq!(
+            find(&port, &[card("dev7", 1, 1)]).as_deref(),
+            Some("dev7"),
+            "the container changed the alias"
+        );
         for device in [card("rep1", 1, 0), made("d1", "dummy", 0), made("mv1", "macvlan", 7)] {
             let other = Link { name: "other".into(), ..device.clone() };
             let back = Link { alias: device.name.clone(), name: "dev7".into(), ..device.clone() };

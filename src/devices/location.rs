@@ -139,10 +139,11 @@ impl<'a> DeviceSearch<'a> {
         let Some(name) = self.host_name() else { return Ok(None) };
         let links = host.dump_links().context(|| "look for the device on the host")?;
         if let Some(origin) = self.origin {
-            let device = origin.identity.find_on_host(&links, self.ifname, &origin.name).filter(|link| {
-                let is_renamed = link.name == origin.name && link.alias != origin.name;
-                !is_renamed || (origin.up && !link.up)
-            });
+            let device =
+                origin.identity.find_on_host(&links, self.ifname, &origin.name).filter(|link| {
+                    let is_renamed = link.name == origin.name && link.alias != origin.name;
+                    !is_renamed || (origin.up && !link.up)
+                });
             return Ok(device.map(|link| (link.clone(), origin.clone())));
         }
         Ok(links

@@ -10,7 +10,8 @@ use crate::framework::Failures;
 use crate::iface::ContainerNetns;
 use crate::iface::ON_LINK;
 use crate::netlink::{
-    KernelRoute, Link, LinkChange, MacAddress, Netlink, NewLinkAddress, RT_TABLE_MAIN, RouteAddMode, RouteFilter,
+    KernelRoute, Link, LinkChange, MacAddress, Netlink, NewLinkAddress, RT_TABLE_MAIN,
+    RouteAddMode, RouteFilter,
 };
 use cni::error::{ErrorContext, Result};
 use cni::sort::sort_by_key;
@@ -83,13 +84,19 @@ impl OriginalState {
                     broadcast: addr.broadcast.is_some(),
                 })
                 .collect(),
-            routes: device_routes(host, device, &|route| route.protocol.is_some_and(|p| ADMINISTRATIVE.contains(&p)))?,
+            routes: device_routes(host, device, &|route| {
+                route.protocol.is_some_and(|p| ADMINISTRATIVE.contains(&p))
+            })?,
         })
     }
 
     /// The state of a device without a record, of which only the name is known.
     pub fn from_name(name: &str) -> OriginalState {
-        OriginalState { name: name.to_owned(), alt_names: vec![name.to_owned()], ..OriginalState::default() }
+        OriginalState {
+            name: name.to_owned(),
+            alt_names: vec![name.to_owned()],
+            ..OriginalState::default()
+        }
     }
 
     /// Removes the alternative names that the device did not have: a container must not choose names on the
@@ -97,7 +104,11 @@ impl OriginalState {
     pub fn remove_foreign_names(&self, netlink: &Netlink, device: &Link) -> Result<()> {
         let foreign = |name: &&String| !self.alt_names.contains(name);
         let foreign: Vec<_> = device.alt_names.iter().filter(foreign).cloned().collect();
-        if foreign.is_empty() { Ok(()) } else { Ok(netlink.delete_alt_names(device.index, &foreign)?) }
+        if foreign.is_empty() {
+            Ok(())
+        } else {
+            Ok(netlink.delete_alt_names(device.index, &foreign)?)
+        }
     }
 
     /// Restores all that can be restored of a device that is on the host under its name. The alias comes last:
@@ -106,7 +117,8 @@ impl OriginalState {
         let mut failures = Failures::new();
         let change = |change| host.change_link(device.index, change).map_err(Into::into);
         let mut keep = |what: &str, done: Result<()>| {
-            failures.keep_error(done.context(|| format!("restore the {what} of \"{}\"", self.name)));
+            failures
+                .keep_error(done.context(|| format!("restore the {what} of \"{}\"", self.name)));
         };
         keep("alternative names", self.remove_foreign_names(host, device));
         if let Some(mac) = self.mac.filter(|mac| device.mac != Some(*mac)) {
@@ -141,7 +153,8 @@ impl OriginalState {
 
 fn add_address(netlink: &Netlink, index: u32, address: &PermanentAddress) -> Result<()> {
     let PermanentAddress { net, no_prefix_route, broadcast } = *address;
-    let addr = NewLinkAddress { prefix_route: !no_prefix_route, broadcast, ..NewLinkAddress::new(net) };
+    let addr =
+        NewLinkAddress { prefix_route: !no_prefix_route, broadcast, ..NewLinkAddress::new(net) };
     match netlink.add_address(index, &addr) {
         // A network manager may have added the address already.
         Err(error) if error.is_exists() => Ok(()),
@@ -151,7 +164,11 @@ fn add_address(netlink: &Netlink, index: u32, address: &PermanentAddress) -> Res
 
 /// The routes with a single next hop through the device that are `wanted`, in an order in which they can be added:
 /// a gateway must be reachable before a route uses the gateway.
-fn device_routes(host: &Netlink, device: &Link, wanted: &dyn Fn(&KernelRoute) -> bool) -> Result<Vec<KernelRoute>> {
+fn device_routes(
+    host: &Netlink,
+    device: &Link,
+    wanted: &dyn Fn(&KernelRoute) -> bool,
+) -> Result<Vec<KernelRoute>> {
     let filter = RouteFilter { oif: Some(device.index), ..RouteFilter::default() };
     let mut routes = host.dump_routes(&filter)?;
     routes.retain(|route| route.nexthops.is_empty() && wanted(route));
@@ -197,7 +214,12 @@ impl HostNetwork {
     }
 
     /// Adds the routes to the device in the container and to the result. Routes of IPAM have precedence.
-    pub fn add_routes(&self, inside: &ContainerNetns<'_>, device: &Link, result: &mut CniResult) -> Result<()> {
+    pub fn add_routes(
+        &self,
+        inside: &ContainerNetns<'_>,
+        device: &Link,
+        result: &mut CniResult,
+    ) -> Result<()> {
         for route in &self.routes {
             let reported = cni::ResultRoute {
                 gw: route.gw,
@@ -206,7 +228,8 @@ impl HostNetwork {
                 scope: route.gw.is_none().then_some(ON_LINK),
                 ..cni::ResultRoute::for_destination(route.dst)
             };
-            let key = |r: &cni::ResultRoute| (r.dst.trunc(), r.table, r.priority.unwrap_or_default());
+            let key =
+                |r: &cni::ResultRoute| (r.dst.trunc(), r.table, r.priority.unwrap_or_default());
             if result.routes.iter().any(|other| key(other) == key(&reported)) {
                 continue;
             }

@@ -52,7 +52,12 @@ pub struct DeviceRecord {
 
 impl DeviceRecord {
     /// The record of a device of the host that becomes `ifname` in the namespace at the path `netns`.
-    pub fn new(id: &ContainerId, ifname: &InterfaceName, netns: &str, device: OriginalState) -> DeviceRecord {
+    pub fn new(
+        id: &ContainerId,
+        ifname: &InterfaceName,
+        netns: &str,
+        device: OriginalState,
+    ) -> DeviceRecord {
         let (container_id, ifname, netns) = (id.to_string(), ifname.to_string(), netns.to_owned());
         let (netns_id, port, in_container, tried) = (None, String::new(), false, false);
         DeviceRecord { container_id, ifname, netns, netns_id, port, in_container, device, tried }
@@ -68,8 +73,8 @@ impl DeviceRecord {
     pub fn open_netns(&self) -> Result<Option<Netns>> {
         let Some(known) = self.netns_id.filter(|id| id.ctime != 0) else { return Ok(None) };
         let Ok(netns) = Netns::open(&self.netns) else { return Ok(None) };
-        let is_recorded =
-            netns.device_and_inode()? == (known.dev, known.ino) && NetnsIdentity::at_path(netns.path()) == Some(known);
+        let is_recorded = netns.device_and_inode()? == (known.dev, known.ino)
+            && NetnsIdentity::at_path(netns.path()) == Some(known);
         Ok((is_recorded && !netns.is_same_as(&Netns::open_current()?)?).then_some(netns))
     }
 
@@ -94,14 +99,17 @@ impl DeviceRecord {
 
 /// The remedy for a link `name` that the host lacks.
 pub fn missing_device_remedy(name: &str, network: &NetworkName) -> String {
-    recorded_device_remedy(name, network).unwrap_or_else(|| "\"ip link\" lists the links of the host".to_owned())
+    recorded_device_remedy(name, network)
+        .unwrap_or_else(|| "\"ip link\" lists the links of the host".to_owned())
 }
 
 /// The remedy for a link `name` that the host lacks because a container has it, if there is a record of it.
 pub fn recorded_device_remedy(name: &str, network: &NetworkName) -> Option<String> {
     let record = find_record_of_host_device(name, network)?;
     let (id, name) = (&record.container_id, record.name_in_container());
-    Some(format!("container {id} has it as {name}, or was not followed by DEL: detach it there first"))
+    Some(format!(
+        "container {id} has it as {name}, or was not followed by DEL: detach it there first"
+    ))
 }
 
 fn find_record_of_host_device(name: &str, network: &NetworkName) -> Option<DeviceRecord> {
@@ -112,9 +120,14 @@ fn find_record_of_host_device(name: &str, network: &NetworkName) -> Option<Devic
 
 /// The state of a device of the host for a new record. A device that still has its name as alias was not restored after
 /// an earlier container, whose record has the state.
-pub fn state_for_record(host: &Netlink, device: &Link, network: &NetworkName) -> Result<OriginalState> {
+pub fn state_for_record(
+    host: &Netlink,
+    device: &Link,
+    network: &NetworkName,
+) -> Result<OriginalState> {
     if device.alias == device.name
-        && let Some(DeviceRecord { device: origin, .. }) = find_record_of_host_device(&device.name, network)
+        && let Some(DeviceRecord { device: origin, .. }) =
+            find_record_of_host_device(&device.name, network)
         && origin.identity == DeviceIdentity::from_link(device)
     {
         return Ok(origin);
@@ -152,7 +165,8 @@ impl<'a> DeviceRecordStore<'a> {
     pub fn save_record(&self, record: &DeviceRecord) -> Result<()> {
         self.write_record(record).map_err(|e| {
             let context = format!("record the state of \"{}\"", record.device.name);
-            e.context(context).with_details(format!("only root may write to {}", self.all.display()))
+            e.context(context)
+                .with_details(format!("only root may write to {}", self.all.display()))
         })
     }
 
@@ -168,7 +182,11 @@ impl<'a> DeviceRecordStore<'a> {
     /// Ends an attachment whose device has been returned; `incomplete` is the error of a state that was not restored
     /// completely.
     /// The next command retries once: a permanent error must not keep the container from being deleted.
-    pub fn end_attachment(&self, mut record: DeviceRecord, incomplete: Option<Error>) -> Result<()> {
+    pub fn end_attachment(
+        &self,
+        mut record: DeviceRecord,
+        incomplete: Option<Error>,
+    ) -> Result<()> {
         match incomplete {
             Some(error) if !record.tried => {
                 record.tried = true;
@@ -196,9 +214,11 @@ impl<'a> DeviceRecordStore<'a> {
             .partition(|record| req.is_valid_attachment(&record.container_id, &record.ifname));
         for record in stale {
             // A later container in the same namespace may have the device.
-            let has_device =
-                |other: &DeviceRecord| other.device.name == record.device.name && other.netns == record.netns;
-            let released = if valid.iter().any(has_device) { Ok(None) } else { give_back(&record, &valid) };
+            let has_device = |other: &DeviceRecord| {
+                other.device.name == record.device.name && other.netns == record.netns
+            };
+            let released =
+                if valid.iter().any(has_device) { Ok(None) } else { give_back(&record, &valid) };
             let ended = released.and_then(|incomplete| self.end_attachment(record, incomplete));
             failures.keep_error(ended);
         }
@@ -240,7 +260,8 @@ impl<'a> DeviceRecordStore<'a> {
 
 /// The records in a directory; none if other users can write to the directory.
 fn records_in_directory(directory: &Path) -> Vec<DeviceRecord> {
-    let files = backup::read_backups(directory).inspect_err(|e| warn!("could not {e}")).unwrap_or_default();
+    let files =
+        backup::read_backups(directory).inspect_err(|e| warn!("could not {e}")).unwrap_or_default();
     files.iter().filter_map(|(path, bytes)| decode_record(path, bytes)).collect()
 }
 
@@ -251,13 +272,18 @@ fn is_private_directory(directory: &Path) -> bool {
 
 /// The record in the file at `path`; `None` if it is invalid, or if its content does not match its name.
 fn decode_record(path: &Path, bytes: &[u8]) -> Option<DeviceRecord> {
-    let record: DeviceRecord =
-        serde_json::from_slice(bytes).inspect_err(|e| warn!("could not read {}: {e}", path.display())).ok()?;
+    let record: DeviceRecord = serde_json::from_slice(bytes)
+        .inspect_err(|e| warn!("could not read {}: {e}", path.display()))
+        .ok()?;
     (*path.file_name()? == *record.file_name()).then_some(record)
 }
 
 fn record_file_name(id: &str, ifname: &str, port: &str) -> String {
-    if port.is_empty() { format!("{id}:{ifname}.json") } else { format!("{id}:{ifname}:{port}.json") }
+    if port.is_empty() {
+        format!("{id}:{ifname}.json")
+    } else {
+        format!("{id}:{ifname}:{port}.json")
+    }
 }
 
 #[cfg(test)]
@@ -312,11 +338,21 @@ mod tests {
     fn each_port_has_a_record() {
         let dir = tempfile::tempdir().unwrap();
         let records = records(dir.path(), "a");
-        let port = |name: &str| DeviceRecord { port: name.into(), in_container: true, ..record("c1", name) };
+        let port = |name: &str| DeviceRecord {
+            port: name.into(),
+            in_container: true,
+            ..record("c1", name)
+        };
         records.save_record(&port("ens1")).unwrap();
         records.save_record(&port("ens2")).unwrap();
-        assert_eq!((records.list_network_records().len(), records.find_record("c1", "eth0")), (2, None));
-        assert_eq!((port("ens1").name_in_container(), record("c1", "ens1").name_in_container()), ("ens1", "eth0"));
+        assert_eq!(
+            (records.list_network_records().len(), records.find_record("c1", "eth0")),
+            (2, None)
+        );
+        assert_eq!(
+            (port("ens1").name_in_container(), record("c1", "ens1").name_in_container()),
+            ("ens1", "eth0")
+        );
         records.remove_record("c1", "eth0", "ens1").unwrap();
         assert_eq!(records.list_network_records(), [port("ens2")]);
     }

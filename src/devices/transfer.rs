@@ -19,19 +19,24 @@ pub fn require_free_names(inside: &ContainerNetns<'_>, device: &Link, ifname: &s
     for name in &device.alt_names {
         if name == ifname {
             let msg = format!("\"{name}\" is an alternative name of \"{}\" itself", device.name);
-            return Err(
-                Error::internal(msg).with_details("remove it (ip link property del), or choose another CNI_IFNAME")
-            );
+            return Err(Error::internal(msg)
+                .with_details("remove it (ip link property del), or choose another CNI_IFNAME"));
         }
-        inside
-            .require_free_name(name)
-            .map_err(|e| e.with_details(format!("it is an alternative name of \"{}\"", device.name)))?;
+        inside.require_free_name(name).map_err(|e| {
+            e.with_details(format!("it is an alternative name of \"{}\"", device.name))
+        })?;
     }
     Ok(())
 }
 
 /// Moves the device into the container under the name `ifname`; with `up` sets it up by the same message.
-pub fn move_into_container(host: &Netlink, device: &Link, netns: &Netns, ifname: &str, up: bool) -> Result<()> {
+pub fn move_into_container(
+    host: &Netlink,
+    device: &Link,
+    netns: &Netns,
+    ifname: &str,
+    up: bool,
+) -> Result<()> {
     let name = &device.name;
     let change = LinkChange::new().move_to_netns(netns.as_fd()).set_name(ifname).set_alias(name);
     host.change_link(device.index, if up { change.set_up() } else { change })
@@ -58,7 +63,11 @@ pub fn move_back_to_host(
 
 /// Moves a link that may be the device to the host, down, without addresses, and under a name that no configuration
 /// uses. Returns that name.
-pub fn move_candidate_to_host(inside: &ContainerNetns<'_>, host: &Netlink, link: &Link) -> Result<String> {
+pub fn move_candidate_to_host(
+    inside: &ContainerNetns<'_>,
+    host: &Netlink,
+    link: &Link,
+) -> Result<String> {
     let unknown = OriginalState::default();
     let mut number = 0;
     // The kernel gives the same names to devices that it takes back from a namespace that ends.
@@ -73,7 +82,12 @@ pub fn move_candidate_to_host(inside: &ContainerNetns<'_>, host: &Netlink, link:
 }
 
 /// Moves a link, stripped of foreign alternative names: a name that the host has would keep the link in the container.
-fn move_to_host(inside: &ContainerNetns<'_>, link: &Link, name: &str, change: LinkChange) -> Result<()> {
+fn move_to_host(
+    inside: &ContainerNetns<'_>,
+    link: &Link,
+    name: &str,
+    change: LinkChange,
+) -> Result<()> {
     let home = Netns::open_current()?;
     inside
         .netlink
@@ -100,8 +114,10 @@ pub fn rename_back(host: &Netlink, device: &Link, origin: &OriginalState) -> Res
 
 fn name_taken_error(other: &Link, name: &str, outcome: &str) -> Error {
     let kind = if other.name == name { "is the name" } else { "is an alternative name" };
-    Error::internal(format!("\"{name}\" {kind} of another link on the host"))
-        .with_details(format!("{outcome}: rename or remove \"{}\", then call DEL again", other.name))
+    Error::internal(format!("\"{name}\" {kind} of another link on the host")).with_details(format!(
+        "{outcome}: rename or remove \"{}\", then call DEL again",
+        other.name
+    ))
 }
 
 /// Moves a device back into the container, because another link took its name on the host between lookup and move.

@@ -51,15 +51,23 @@ impl DaemonClient {
     /// directories and files beside the socket, and the author of a network's configuration must not choose where root
     /// does so.
     fn startable_socket(&self) -> Result<PathBuf> {
-        let directory = self.socket.parent().filter(|directory| directory.is_absolute()).and_then(resolve_symlinks);
+        let directory = self
+            .socket
+            .parent()
+            .filter(|directory| directory.is_absolute())
+            .and_then(resolve_symlinks);
         let allowed = resolve_symlinks(Path::new(DIRECTORY));
         match (directory, allowed, self.socket.file_name()) {
-            (Some(directory), Some(allowed), Some(name)) if directory.starts_with(&allowed) => Ok(directory.join(name)),
+            (Some(directory), Some(allowed), Some(name)) if directory.starts_with(&allowed) => {
+                Ok(directory.join(name))
+            }
             _ => Err(Error::config(format!(
                 "\"startDaemon\" is not possible for {}: it is not below {DIRECTORY}",
                 self.socket.display()
             ))
-            .with_details(format!("start that daemon yourself, or set \"daemonSocketPath\" below {DIRECTORY}"))),
+            .with_details(format!(
+                "start that daemon yourself, or set \"daemonSocketPath\" below {DIRECTORY}"
+            ))),
         }
     }
 
@@ -136,7 +144,11 @@ impl DaemonClient {
 
     fn connection_error(&self, cause: &io::Error) -> Error {
         let path = self.socket.display();
-        let option = if self.socket == Path::new(SOCKET) { String::new() } else { format!(" -socketpath {path}") };
+        let option = if self.socket == Path::new(SOCKET) {
+            String::new()
+        } else {
+            format!(" -socketpath {path}")
+        };
         let cause = io_text(cause);
         Error::internal(format!("error dialing DHCP daemon: dial unix {path}: connect: {cause}")).with_details(format!(
             "start it with \"dhcp daemon{option}\" or its systemd units, or set \"startDaemon\" in \"ipam\""
@@ -168,7 +180,11 @@ fn start_daemon_process(socket: &Path, pidfile: &Path) -> Result<()> {
     Err(Error::new(ErrorCode::TRY_AGAIN, format!("start the DHCP daemon: {}", line.trim())))
 }
 
-fn call_daemon(stream: UnixStream, request: &DaemonRequest, passed: &[BorrowedFd<'_>]) -> Result<Option<CniResult>> {
+fn call_daemon(
+    stream: UnixStream,
+    request: &DaemonRequest,
+    passed: &[BorrowedFd<'_>],
+) -> Result<Option<CniResult>> {
     let method = match request.verb {
         DaemonVerb::Add => "DHCP.Allocate",
         DaemonVerb::Check => "DHCP.Check",
@@ -177,8 +193,11 @@ fn call_daemon(stream: UnixStream, request: &DaemonRequest, passed: &[BorrowedFd
         DaemonVerb::Status => "DHCP.Status",
     };
     let failed = |e: Error| e.context(format_args!("error calling {method}"));
-    let no_reply =
-        |e: io::Error| failed(Error::new(ErrorCode::TRY_AGAIN, io_text(&e)).with_details("the daemon did not reply"));
+    let no_reply = |e: io::Error| {
+        failed(
+            Error::new(ErrorCode::TRY_AGAIN, io_text(&e)).with_details("the daemon did not reply"),
+        )
+    };
     // The daemon limits the time of an ADD itself, with `-resendtimeout`.
     if request.verb != DaemonVerb::Add {
         stream.set_read_timeout(Some(LIMIT)).map_err(no_reply)?;

@@ -6,8 +6,9 @@ use serde::Deserialize;
 
 use super::family::DhcpFamily;
 use super::v4::option::{
-    CLIENT_ID, DOMAIN, Dhcp4Options, HOST_NAME, LEASE_TIME, MAX_SIZE, MESSAGE_TYPE, MTU, NAME_SERVERS, OVERLOAD,
-    PARAMETERS, RELAY, REQUESTED, ROUTERS, SEARCH, SERVER, SUBNET_MASK, USER_CLASS, VENDOR_CLASS,
+    CLIENT_ID, DOMAIN, Dhcp4Options, HOST_NAME, LEASE_TIME, MAX_SIZE, MESSAGE_TYPE, MTU,
+    NAME_SERVERS, OVERLOAD, PARAMETERS, RELAY, REQUESTED, ROUTERS, SEARCH, SERVER, SUBNET_MASK,
+    USER_CLASS, VENDOR_CLASS,
 };
 use crate::framework::CallContext;
 use cni::error::{Error, ErrorCode, Result};
@@ -25,7 +26,8 @@ const DEFAULTS: [u8; 6] = [ROUTERS, SUBNET_MASK, NAME_SERVERS, DOMAIN, SEARCH, M
 const LIBRARY_DEFAULTS: [u8; 4] = [SUBNET_MASK, ROUTERS, DOMAIN, NAME_SERVERS];
 
 /// Options of the protocol itself, with padding (0) and the end mark (255).
-const RESERVED: [u8; 10] = [0, REQUESTED, LEASE_TIME, OVERLOAD, MESSAGE_TYPE, SERVER, PARAMETERS, MAX_SIZE, RELAY, 255];
+const RESERVED: [u8; 10] =
+    [0, REQUESTED, LEASE_TIME, OVERLOAD, MESSAGE_TYPE, SERVER, PARAMETERS, MAX_SIZE, RELAY, 255];
 
 /// The names of options in a configuration.
 const NAMES: [(&str, u8); 6] = [
@@ -139,7 +141,13 @@ impl DhcpIpamConfig {
     fn require_no_options(&self) -> Result<()> {
         let key = match () {
             () if !self.request.is_empty() => "request",
-            () if !self.provide.iter().all(|provide| option_code(&provide.option) == Ok(CLIENT_ID)) => "provide",
+            () if !self
+                .provide
+                .iter()
+                .all(|provide| option_code(&provide.option) == Ok(CLIENT_ID)) =>
+            {
+                "provide"
+            }
             () => return Ok(()),
         };
         let msg = format!("\"{key}\" of \"ipam\" is about options of IPv4");
@@ -149,7 +157,8 @@ impl DhcpIpamConfig {
 
     fn parameter_request_list(&self) -> Result<Vec<u8>> {
         let named = self.request.iter().filter(|request| !request.option.is_empty());
-        let mut codes = named.map(|request| option_code(&request.option)).collect::<Result<Vec<u8>>>()?;
+        let mut codes =
+            named.map(|request| option_code(&request.option)).collect::<Result<Vec<u8>>>()?;
         if !self.request.iter().any(|request| request.skip_default) {
             codes.extend(DEFAULTS);
         } else if codes.is_empty() {
@@ -173,8 +182,10 @@ fn option_code(text: &str) -> Result<u8> {
     let number = || text.parse().ok().filter(|_| text.bytes().all(|b| b.is_ascii_digit()));
     known.or_else(number).ok_or_else(|| {
         let names: Vec<_> = NAMES.iter().map(|(name, _)| *name).collect();
-        Error::config(format!("Can not parse option \"{text}\": neither a number up to 255 nor a name"))
-            .with_details(format!("names: {}", names.join(", ")))
+        Error::config(format!(
+            "Can not parse option \"{text}\": neither a number up to 255 nor a name"
+        ))
+        .with_details(format!("names: {}", names.join(", ")))
     })
 }
 
@@ -183,7 +194,8 @@ mod tests {
     use super::*;
 
     fn ipam(text: &str) -> DhcpIpamConfig {
-        let conf: DhcpConfig = Json::parse(format!(r#"{{"ipam":{text}}}"#).as_bytes()).unwrap().decode().unwrap();
+        let conf: DhcpConfig =
+            Json::parse(format!(r#"{{"ipam":{text}}}"#).as_bytes()).unwrap().decode().unwrap();
         conf.required_ipam().unwrap()
     }
 
@@ -227,12 +239,17 @@ mod tests {
             assert!(ipam(text).message_options("").is_ok(), "{text}");
         }
         let id = r#""provide":[{"option":"61","value":"me"}]"#;
-        assert_eq!(ipam(&format!(r#"{{"family":"ipv6",{id}}}"#)).message_options("").unwrap()[&61], b"me");
-        for (key, text) in
-            [("provide", r#""provide":[{"option":"12","value":"me"}]"#), ("request", r#""request":[{"option":"23"}]"#)]
-        {
+        assert_eq!(
+            ipam(&format!(r#"{{"family":"ipv6",{id}}}"#)).message_options("").unwrap()[&61],
+            b"me"
+        );
+        for (key, text) in [
+            ("provide", r#""provide":[{"option":"12","value":"me"}]"#),
+            ("request", r#""request":[{"option":"23"}]"#),
+        ] {
             assert!(ipam(&format!(r#"{{"family":"both",{text}}}"#)).message_options("").is_ok());
-            let error = ipam(&format!(r#"{{"family":"ipv6",{text}}}"#)).message_options("").unwrap_err();
+            let error =
+                ipam(&format!(r#"{{"family":"ipv6",{text}}}"#)).message_options("").unwrap_err();
             assert_eq!(error.message(), format!("\"{key}\" of \"ipam\" is about options of IPv4"));
         }
     }
@@ -244,10 +261,12 @@ mod tests {
             (error.code(), error.message().to_owned())
         };
         let long = "x".repeat(256);
-        let (code, msg) = refusal(&format!(r#"{{"provide":[{{"option":"12","value":"{long}"}}]}}"#), "");
+        let (code, msg) =
+            refusal(&format!(r#"{{"provide":[{{"option":"12","value":"{long}"}}]}}"#), "");
         assert_eq!(code, ErrorCode::INVALID_CONFIG);
         assert_eq!(msg, format!("value too long for option \"12\": \"{long}\""));
-        let (_, msg) = refusal(r#"{"provide":[{"option":"12","fromArg":"K"}]}"#, &format!("K={long}"));
+        let (_, msg) =
+            refusal(r#"{"provide":[{"option":"12","fromArg":"K"}]}"#, &format!("K={long}"));
         assert!(msg.starts_with("value too long for option \"12\" from CNI_ARGS \"K\": "));
         for bad in ["x", "256", "-1", "+1", "", "1.0"] {
             let (_, msg) = refusal(&format!(r#"{{"provide":[{{"option":"{bad}"}}]}}"#), "");

@@ -9,7 +9,9 @@ use super::timing::BootClockTime;
 use super::{v4, v6};
 use cni::CniResult;
 
-#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq, Hash, PartialOrd, Ord,
+)]
 pub enum DhcpFamily {
     #[default]
     #[serde(rename = "ipv4")]
@@ -108,7 +110,13 @@ mod tests {
         let now = std::time::Duration::from_secs(1);
         let told: [(u8, &[u8]); 4] =
             [(3, &[10, 1, 2, 1]), (6, &[8, 8, 8, 8]), (15, b"a.com"), (119, b"\x01b\0\x01c\0")];
-        let v4 = v4::lease::Dhcp4Lease::from_ack(&ack(&told), MAC, now, &mut RandomGenerator::from_seed(1)).unwrap();
+        let v4 = v4::lease::Dhcp4Lease::from_ack(
+            &ack(&told),
+            MAC,
+            now,
+            &mut RandomGenerator::from_seed(1),
+        )
+        .unwrap();
         let v6 = v6::lease::Dhcp6Lease {
             address: "2001:db8::5".parse().unwrap(),
             server: vec![0, 1, 0xab],
@@ -119,7 +127,10 @@ mod tests {
             search: vec!["c".to_owned(), "d".to_owned()],
         };
         let (v4, v6) = (DhcpLease::V4(v4), DhcpLease::V6(v6));
-        assert_eq!((v4.server_text().as_str(), v6.server_text().as_str()), ("10.1.2.1", "00:01:ab"));
+        assert_eq!(
+            (v4.server_text().as_str(), v6.server_text().as_str()),
+            ("10.1.2.1", "00:01:ab")
+        );
         let whole = combined_result(&[v4, v6], 0);
         let ips: Vec<_> = whole.ips.iter().map(|ip| ip.address.to_string()).collect();
         assert_eq!(ips, ["10.1.2.9/24", "2001:db8::5/128"]);

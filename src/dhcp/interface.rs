@@ -19,8 +19,8 @@ use super::v6::message::{Dhcp6Message, Dhcp6MessageKind, in_hundredths};
 use crate::iface::configure;
 use crate::iface::inside::ContainerNetns;
 use crate::netlink::{
-    DuplicateDetection, IpFamily, KernelRoute, Link, LinkChange, Netlink, NewLinkAddress, OperationalState,
-    RouteAddMode, RouteFilter,
+    DuplicateDetection, IpFamily, KernelRoute, Link, LinkChange, Netlink, NewLinkAddress,
+    OperationalState, RouteAddMode, RouteFilter,
 };
 use crate::netns::{self, Netns};
 use cni::error::{Error, ErrorContext, Result};
@@ -30,7 +30,8 @@ const CARRIER: Duration = Duration::from_secs(2);
 /// `RTPROT_KERNEL`: routes that the kernel adds and deletes with their addresses.
 const RTPROT_KERNEL: u8 = 2;
 /// The timeouts for the Reply to each Release of DHCPv6. RFC 9915 starts with a second, but a runtime waits for this.
-const CONFIRMATIONS: [Duration; 3] = [Duration::from_millis(250), Duration::from_millis(500), Duration::from_secs(1)];
+const CONFIRMATIONS: [Duration; 3] =
+    [Duration::from_millis(250), Duration::from_millis(500), Duration::from_secs(1)];
 /// Longer than any valid message.
 const BUFFER: usize = 2048;
 
@@ -44,7 +45,10 @@ pub fn find_interface(ifname: &str) -> Result<FoundInterface, InterfaceError> {
 pub fn bring_up(ifname: &str) -> Result<FoundInterface> {
     let failed = || format!("error looking up \"{ifname}\"");
     let netlink = Netlink::open()?;
-    let link = netlink.find_link(ifname)?.ok_or_else(|| Error::internal("Link not found")).context(failed)?;
+    let link = netlink
+        .find_link(ifname)?
+        .ok_or_else(|| Error::internal("Link not found"))
+        .context(failed)?;
     let mac = link.mac.ok_or_else(|| Error::internal("not an Ethernet interface"));
     let mac = mac.context(failed)?;
     if !link.up {
@@ -89,7 +93,10 @@ impl DhcpLeaseChange {
         }
         if let Some(new) = &self.new {
             if !has(new) {
-                let address = NewLinkAddress { dad: DuplicateDetection::Off, ..NewLinkAddress::new(new.ip_net()) };
+                let address = NewLinkAddress {
+                    dad: DuplicateDetection::Off,
+                    ..NewLinkAddress::new(new.ip_net())
+                };
                 inside.netlink.add_address(link.index, &address)?;
             }
             configure::add_routes(&inside, &link, &new.ipam_result(self.priority))?;
@@ -108,7 +115,12 @@ impl DhcpLeaseChange {
     }
 
     /// Deletes routes and address. The kernel deletes routes with the last address only.
-    fn remove_old_lease(&self, inside: &ContainerNetns<'_>, link: &Link, old: &DhcpLease) -> Result<()> {
+    fn remove_old_lease(
+        &self,
+        inside: &ContainerNetns<'_>,
+        link: &Link,
+        old: &DhcpLease,
+    ) -> Result<()> {
         for route in &old.ipam_result(self.priority).routes {
             let mut kernel = KernelRoute::new(route.dst);
             kernel.gw = route.gw.filter(|gw| !gw.is_unspecified());
@@ -124,7 +136,8 @@ impl DhcpLeaseChange {
 
     /// Restores the routes of other programs, such as a chained plugin, as far as the kernel accepts them.
     fn restore_routes(&self, inside: &ContainerNetns<'_>, routes: &[KernelRoute]) {
-        let old = self.old.as_ref().map(|old| old.ipam_result(self.priority).routes).unwrap_or_default();
+        let old =
+            self.old.as_ref().map(|old| old.ipam_result(self.priority).routes).unwrap_or_default();
         let ours = |route: &KernelRoute| old.iter().any(|o| o.dst == route.dst && o.gw == route.gw);
         let local = |route: &KernelRoute| route.protocol == Some(RTPROT_KERNEL);
         for route in routes.iter().filter(|route| !ours(route) && !local(route)) {
@@ -165,7 +178,10 @@ pub fn send_release(ifname: &str, release: ReleaseMessage) -> Result<()> {
             .context(|| "failed to release DHCP lease: failed to send DHCPRELEASE"),
         ReleaseMessage::V6(message, _) => {
             let failed = || "failed to release DHCPv6 lease";
-            if send_release_v6(ifname, message).map_err(|e| Error::io(ifname, &e)).context(failed)? {
+            if send_release_v6(ifname, message)
+                .map_err(|e| Error::io(ifname, &e))
+                .context(failed)?
+            {
                 return Ok(());
             }
             Err(Error::internal(failed()).with_details("the server did not confirm the release"))
@@ -174,7 +190,11 @@ pub fn send_release(ifname: &str, release: ReleaseMessage) -> Result<()> {
 }
 
 /// Sends one message from the leased address to the Ethernet address that the server replied from.
-fn send_release_v4(ifname: &str, mut message: MessageV4, mut ends: FrameAddresses) -> io::Result<()> {
+fn send_release_v4(
+    ifname: &str,
+    mut message: MessageV4,
+    mut ends: FrameAddresses,
+) -> io::Result<()> {
     // A chained plugin may have changed the interface's address.
     message.chaddr = socket::mac_address(ifname)?;
     ends.src_mac = message.chaddr;
@@ -198,14 +218,19 @@ fn send_release_v6(ifname: &str, mut message: Dhcp6Message) -> io::Result<bool> 
     Ok(false)
 }
 
-fn wait_for_confirmation(mut socket: &Socket, sent: &Dhcp6Message, timeout: Duration) -> io::Result<bool> {
+fn wait_for_confirmation(
+    mut socket: &Socket,
+    sent: &Dhcp6Message,
+    timeout: Duration,
+) -> io::Result<bool> {
     let deadline = Instant::now() + timeout;
     let mut buffer = [0; BUFFER];
     while socket::wait_readable(socket, deadline)? {
         let length = socket.read(&mut buffer)?;
         if Dhcp6Message::decode(&buffer[..length]).is_some_and(|message| {
             message.kind == Dhcp6MessageKind::Reply
-                && (message.xid, &message.client, &message.server) == (sent.xid, &sent.client, &sent.server)
+                && (message.xid, &message.client, &message.server)
+                    == (sent.xid, &sent.client, &sent.server)
         }) {
             return Ok(true);
         }

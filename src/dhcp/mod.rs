@@ -52,7 +52,9 @@ use self::family::DhcpFamily;
 use self::passing::ProcfsLink;
 use self::rpc::{DaemonRequest, DaemonVerb, DhcpLeaseKey, ValidDhcpAttachment};
 use self::v4::option::CLIENT_ID;
-use crate::framework::{AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin};
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin,
+};
 use crate::netns::Netns;
 use crate::sysctl;
 use cni::error::{Error, ErrorCode, ErrorContext, Result};
@@ -68,7 +70,8 @@ impl Plugin for Dhcp {
     type Conf = DhcpConfig;
 
     fn keys() -> DecodedKeys {
-        DecodedKeys::of_type::<DhcpConfig>().with_member("ipam", DecodedKeys::of_type::<DhcpIpamConfig>())
+        DecodedKeys::of_type::<DhcpConfig>()
+            .with_member("ipam", DecodedKeys::of_type::<DhcpIpamConfig>())
     }
 
     fn examine(cx: &CallContext<'_>, conf: &DhcpConfig, _: &mut ConfigRemarks) -> Result<()> {
@@ -91,7 +94,9 @@ impl Plugin for Dhcp {
         request.netns = absolute_path(link.as_ref().map_or(netns.path(), ProcfsLink::link_path))?;
         let directory = link.as_ref().map(ProcfsLink::directory_fd);
         let passed: Vec<_> = [netns.as_fd()].into_iter().chain(directory).collect();
-        let result = DaemonClient::from_ipam(&ipam).ensure_running()?.send_with_descriptors(&request, &passed)?;
+        let result = DaemonClient::from_ipam(&ipam)
+            .ensure_running()?
+            .send_with_descriptors(&request, &passed)?;
         result.ok_or_else(|| Error::internal("the DHCP daemon replied without a result"))
     }
 
@@ -110,9 +115,12 @@ impl Plugin for Dhcp {
 
     fn gc(cx: &CallContext<'_>, conf: &DhcpConfig, req: &GcRequest) -> Result<()> {
         let network = cx.net.name.to_string();
-        let mut request = DaemonRequest::new(DaemonVerb::Gc, DhcpLeaseKey { network, ..DhcpLeaseKey::default() });
+        let mut request =
+            DaemonRequest::new(DaemonVerb::Gc, DhcpLeaseKey { network, ..DhcpLeaseKey::default() });
         let valid = req.valid.iter().cloned();
-        request.valid = valid.map(|a| ValidDhcpAttachment { container_id: a.container_id, ifname: a.ifname }).collect();
+        request.valid = valid
+            .map(|a| ValidDhcpAttachment { container_id: a.container_id, ifname: a.ifname })
+            .collect();
         DaemonClient::from_ipam(&conf.ipam_for_removal(cx)?).release_leases(&request)
     }
 
@@ -131,7 +139,10 @@ fn attachment_request(
 ) -> DaemonRequest {
     let (container_id, network) = (id.to_string(), cx.net.name.to_string());
     let ifname = ifname.to_string();
-    DaemonRequest::new(verb, DhcpLeaseKey { container_id, network, ifname, ..DhcpLeaseKey::default() })
+    DaemonRequest::new(
+        verb,
+        DhcpLeaseKey { container_id, network, ifname, ..DhcpLeaseKey::default() },
+    )
 }
 
 /// The addresses of this interface in `prevResult`, and those without an interface.
@@ -141,7 +152,10 @@ fn previous_addresses(req: &CheckRequest) -> Vec<IpAddr> {
         let interface = usize::try_from(index).ok().and_then(|i| prev.interfaces.get(i))?;
         Some(interface.name.as_str())
     };
-    let own = prev.ips.iter().filter(|ip| ip.interface.is_none_or(|index| name(index) == Some(req.ifname.as_str())));
+    let own = prev
+        .ips
+        .iter()
+        .filter(|ip| ip.interface.is_none_or(|index| name(index) == Some(req.ifname.as_str())));
     own.map(|ip| ip.address.addr()).collect()
 }
 

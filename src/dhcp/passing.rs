@@ -16,8 +16,8 @@ use nix::sys::stat::Mode;
 use nix::sys::statfs::{PROC_SUPER_MAGIC, statfs};
 use rustix::cmsg_space;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
 /// The most descriptors of a request.
@@ -42,7 +42,11 @@ impl PassedDescriptors {
 }
 
 /// Sends `line`, with the descriptors beside its first bytes.
-pub fn send_line(mut stream: &UnixStream, line: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub fn send_line(
+    mut stream: &UnixStream,
+    line: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MOST))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
@@ -53,7 +57,11 @@ pub fn send_line(mut stream: &UnixStream, line: &[u8], descriptors: &[BorrowedFd
 }
 
 /// Receives bytes, and adds the descriptors beside them to `descriptors`. Those above [`MOST`] are closed.
-pub fn receive_bytes(stream: impl AsFd, buffer: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {
+pub fn receive_bytes(
+    stream: impl AsFd,
+    buffer: &mut [u8],
+    descriptors: &mut Vec<OwnedFd>,
+) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MOST))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC;
@@ -209,7 +217,11 @@ mod tests {
         symlink("loop", dir.path().join("loop")).unwrap();
         symlink("/etc/passwd", dir.path().join("file")).unwrap();
         for path in [dir.path().join("loop"), dir.path().join("file"), "/".into()] {
-            assert!(ProcfsLink::from_path(&path).is_ok_and(|link| link.is_none()), "{}", path.display());
+            assert!(
+                ProcfsLink::from_path(&path).is_ok_and(|link| link.is_none()),
+                "{}",
+                path.display()
+            );
         }
         assert!(ProcfsLink::from_path(Path::new("/proc/self/status")).unwrap().is_none());
         assert!(ProcfsLink::from_path(&dir.path().join("none")).is_err());

@@ -90,7 +90,9 @@ impl DhcpRecord {
                 let options = self.options.clone();
                 let client = machine::v4::Dhcp4Client { mac, broadcast, options, timing };
                 Box::new(match &self.lease {
-                    Some(DhcpLease::V4(lease)) => ClientMachine::resume_lease(client, lease.clone(), random),
+                    Some(DhcpLease::V4(lease)) => {
+                        ClientMachine::resume_lease(client, lease.clone(), random)
+                    }
                     _ => ClientMachine::new(client, now, limit, random),
                 })
             }
@@ -98,7 +100,9 @@ impl DhcpRecord {
                 let (duid, iaid) = (self.client_duid(), v6::interface_iaid(&self.key.ifname));
                 let client = machine::v6::Dhcp6Client { duid, iaid, mac, timing, sol_max_rt: None };
                 Box::new(match &self.lease {
-                    Some(DhcpLease::V6(lease)) => ClientMachine::resume_lease(client, lease.clone(), random),
+                    Some(DhcpLease::V6(lease)) => {
+                        ClientMachine::resume_lease(client, lease.clone(), random)
+                    }
                     _ => ClientMachine::new(client, now, limit, random),
                 })
             }
@@ -190,25 +194,31 @@ impl DhcpRecordStore {
     /// Removes a record, if it exists.
     pub fn remove_record(&self, key: &DhcpLeaseKey) -> Result<()> {
         match fs::remove_file(self.dir.join(file_name(key))) {
-            Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io(format_args!("remove the lease of {key}"), &e)),
+            Err(e) if e.kind() != ErrorKind::NotFound => {
+                Err(Error::io(format_args!("remove the lease of {key}"), &e))
+            }
             _ => Ok(()),
         }
     }
 
     pub fn load_record(&self, key: &DhcpLeaseKey) -> Option<DhcpRecord> {
-        let content =
-            self.read_record_file(&file_name(key)).filter(|content| sysctl::is_same_boot(&content.boot, &self.boot))?;
+        let content = self
+            .read_record_file(&file_name(key))
+            .filter(|content| sysctl::is_same_boot(&content.boot, &self.boot))?;
         Some(content.record).filter(|record| record.key == *key)
     }
 
     /// All records of this boot. Those of another boot are removed; foreign files are not.
     pub fn load_all(&self) -> Vec<DhcpRecord> {
-        let names = OpenDirectory::open(&self.dir).and_then(|dir| dir.entry_names()).unwrap_or_default();
+        let names =
+            OpenDirectory::open(&self.dir).and_then(|dir| dir.entry_names()).unwrap_or_default();
         let mut found = Vec::new();
         for name in names.iter().filter(|name| is_own_name(name)) {
             let path = self.dir.join(name);
             match self.read_record_file(name) {
-                Some(content) if sysctl::is_same_boot(&content.boot, &self.boot) => found.push(content.record),
+                Some(content) if sysctl::is_same_boot(&content.boot, &self.boot) => {
+                    found.push(content.record);
+                }
                 other => {
                     warn!("no lease of this boot in {}", path.display());
                     if other.is_some_and(|content| self.is_other_boot(&content.boot)) {
@@ -259,7 +269,8 @@ fn file_name(key: &DhcpLeaseKey) -> String {
 fn is_own_name(name: &str) -> bool {
     let stem = name.strip_suffix(ENDING);
     stem.is_some_and(|stem| {
-        stem.len() == 2 * HASHED && stem.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+        stem.len() == 2 * HASHED
+            && stem.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
     })
 }
 
@@ -311,7 +322,11 @@ mod tests {
             search: vec!["example.com".to_owned()],
         };
         let record = record(id);
-        DhcpRecord { key: record.key.with_family(DhcpFamily::V6), lease: Some(DhcpLease::V6(lease)), ..record }
+        DhcpRecord {
+            key: record.key.with_family(DhcpFamily::V6),
+            lease: Some(DhcpLease::V6(lease)),
+            ..record
+        }
     }
 
     #[test]
@@ -358,7 +373,11 @@ mod tests {
     #[test]
     fn duids_are_the_same_for_every_daemon() {
         let one = record_v6("a");
-        assert_eq!(one.client_duid(), record_v6("b").client_duid(), "the configured identifier, whatever the key");
+        assert_eq!(
+            one.client_duid(),
+            record_v6("b").client_duid(),
+            "the configured identifier, whatever the key"
+        );
         let plain = |id: &str| DhcpRecord { options: Dhcp4Options::new(), ..record_v6(id) };
         assert_ne!(plain("a").client_duid(), plain("b").client_duid());
     }
@@ -390,8 +409,11 @@ mod tests {
         let text = fs::read_to_string(&path).unwrap();
         let of_before = text.replace(&records.boot, "another");
         let unknown = [text.replace(&records.boot, "~another"), text.replace(&records.boot, "")];
-        let foreign =
-            ["daemon.json".to_owned(), format!("{}.json", "0".repeat(32)), file_name(&record("a").key).to_uppercase()];
+        let foreign = [
+            "daemon.json".to_owned(),
+            format!("{}.json", "0".repeat(32)),
+            file_name(&record("a").key).to_uppercase(),
+        ];
         for name in &foreign {
             fs::write(records.dir.join(name), &of_before).unwrap();
         }

@@ -121,7 +121,10 @@ impl DaemonRequest {
     /// GC: whether a lease is of this network and not of a valid attachment.
     pub fn is_stale(&self, key: &DhcpLeaseKey) -> bool {
         key.network == self.key.network
-            && !self.valid.iter().any(|v| v.container_id == key.container_id && v.ifname == key.ifname)
+            && !self
+                .valid
+                .iter()
+                .any(|v| v.container_id == key.container_id && v.ifname == key.ifname)
     }
 
     pub fn encode_line(&self) -> Result<String> {
@@ -137,10 +140,13 @@ impl DaemonRequest {
             return Err(Error::new(ErrorCode::INCOMPATIBLE_VERSION, msg)
                 .with_details("restart the daemon with the executable of the plugin"));
         }
-        let mut request: DaemonRequest = json.decode().map_err(|e: Error| e.context("read the request"))?;
+        let mut request: DaemonRequest =
+            json.decode().map_err(|e: Error| e.context("read the request"))?;
         sort_items(&mut request.families);
         request.families.dedup();
-        if request.families.is_empty() && matches!(request.verb, DaemonVerb::Add | DaemonVerb::Check) {
+        if request.families.is_empty()
+            && matches!(request.verb, DaemonVerb::Add | DaemonVerb::Check)
+        {
             return Err(Error::new(ErrorCode::DECODE, "read the request: \"families\" is empty"));
         }
         Ok(request)
@@ -200,7 +206,12 @@ mod tests {
 
     fn key() -> DhcpLeaseKey {
         let family = DhcpFamily::V4;
-        DhcpLeaseKey { container_id: "c".into(), network: "n".into(), ifname: "eth0".into(), family }
+        DhcpLeaseKey {
+            container_id: "c".into(),
+            network: "n".into(),
+            ifname: "eth0".into(),
+            family,
+        }
     }
 
     #[test]
@@ -233,7 +244,11 @@ mod tests {
             (r#"{"version":1,"verb":"new"}"#, ErrorCode::DECODE),
             (r#"{"version":1}"#, ErrorCode::DECODE),
         ] {
-            assert_eq!(DaemonRequest::decode_line(line.as_bytes()).unwrap_err().code(), code, "{line}");
+            assert_eq!(
+                DaemonRequest::decode_line(line.as_bytes()).unwrap_err().code(),
+                code,
+                "{line}"
+            );
         }
     }
 
@@ -241,7 +256,10 @@ mod tests {
     fn families_are_deduplicated() {
         let families = |line: &str| DaemonRequest::decode_line(line.as_bytes()).unwrap().families;
         for wanted in [vec![DhcpFamily::V4], vec![DhcpFamily::V6], DhcpFamily::ALL.to_vec()] {
-            let request = DaemonRequest { families: wanted.clone(), ..DaemonRequest::new(DaemonVerb::Add, key()) };
+            let request = DaemonRequest {
+                families: wanted.clone(),
+                ..DaemonRequest::new(DaemonVerb::Add, key())
+            };
             assert_eq!(families(&request.encode_line().unwrap()), wanted);
         }
         let twice = r#"{"version":1,"verb":"add","families":["ipv6","ipv4","ipv6"]}"#;
@@ -254,10 +272,15 @@ mod tests {
         let other = key().with_family(DhcpFamily::V6);
         assert_ne!(other, key());
         assert!(
-            other.is_same_attachment(&key()) && key().is_same_attachment(&other) && key().is_same_attachment(&key())
+            other.is_same_attachment(&key())
+                && key().is_same_attachment(&other)
+                && key().is_same_attachment(&key())
         );
         assert!(!DhcpLeaseKey { ifname: "eth1".into(), ..key() }.is_same_attachment(&other));
-        assert_eq!((key().to_string(), other.to_string()), ("c/n/eth0".into(), "c/n/eth0 (ipv6)".into()));
+        assert_eq!(
+            (key().to_string(), other.to_string()),
+            ("c/n/eth0".into(), "c/n/eth0 (ipv6)".into())
+        );
         assert_eq!(other.client_id(), key().client_id());
     }
 
@@ -272,7 +295,10 @@ mod tests {
         let error = Error::new(ErrorCode(11), "no").with_details("because");
         let line = DaemonReply::from_outcome(Err(error.clone())).encode_line().unwrap();
         assert_eq!(DaemonReply::decode_line(line.as_bytes()).unwrap_err(), error);
-        assert!(DaemonReply::decode_line(b"").is_err() && DaemonReply::decode_line(b"HTTP/1.0 200").is_err());
+        assert!(
+            DaemonReply::decode_line(b"").is_err()
+                && DaemonReply::decode_line(b"HTTP/1.0 200").is_err()
+        );
     }
 
     #[test]

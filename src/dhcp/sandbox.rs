@@ -128,10 +128,16 @@ enum SandboxAccess {
 impl LeaseSandbox {
     /// The namespace of an ADD: the descriptor that the plugin has passed; without one, what the daemon itself can
     /// open.
-    pub fn from_passed(netns: &str, path: PathBuf, passed: PassedDescriptors) -> Result<LeaseSandbox, InterfaceError> {
+    pub fn from_passed(
+        netns: &str,
+        path: PathBuf,
+        passed: PassedDescriptors,
+    ) -> Result<LeaseSandbox, InterfaceError> {
         let (opened, access) = match (passed.netns, passed.directory) {
             (None, _) => (open_verified(&path, None)?, SandboxAccess::Mount),
-            (Some(descriptor), None) => (Netns::from_descriptor(descriptor, &path), SandboxAccess::Mount),
+            (Some(descriptor), None) => {
+                (Netns::from_descriptor(descriptor, &path), SandboxAccess::Mount)
+            }
             (Some(descriptor), Some(directory)) => {
                 let link = ProcfsLink::from_directory(directory, path.clone());
                 (Netns::from_descriptor(descriptor, &path), SandboxAccess::Link(link))
@@ -154,7 +160,8 @@ impl LeaseSandbox {
         let netns = inside.join().unwrap_or_else(|panic| resume_unwind(panic))?;
         // Without procfs the mount stays busy.
         let netns = netns.unwrap_or_else(|_| opened.clone());
-        let view = SandboxView { netns, access, is_lost: false, occupant: None, unseen_since: None };
+        let view =
+            SandboxView { netns, access, is_lost: false, occupant: None, unseen_since: None };
         *self.view.borrow_mut() = Some(view);
         Ok(())
     }
@@ -186,9 +193,9 @@ impl LeaseSandbox {
 
     pub fn open_namespace(&self) -> Result<Netns, InterfaceError> {
         let view = self.view.borrow();
-        view.as_ref()
-            .map(|view| view.netns.clone())
-            .ok_or_else(|| InterfaceError::OutOfView(format!("nothing leads to the namespace {}", self.netns)))
+        view.as_ref().map(|view| view.netns.clone()).ok_or_else(|| {
+            InterfaceError::OutOfView(format!("nothing leads to the namespace {}", self.netns))
+        })
     }
 
     /// The namespace's number for [`NamespaceNumber::has_ended`].
@@ -206,8 +213,14 @@ impl LeaseSandbox {
             SandboxAccess::Mount => open_verified(&self.path, Some(self.id)).map(drop),
             SandboxAccess::Link(link) => match link.exists() {
                 Ok(true) => Ok(()),
-                Ok(false) => Err(InterfaceError::OutOfView(format!("{} is gone", link.link_path().display()))),
-                Err(cause) => Err(Error::io(format_args!("look for {}", link.link_path().display()), &cause).into()),
+                Ok(false) => Err(InterfaceError::OutOfView(format!(
+                    "{} is gone",
+                    link.link_path().display()
+                ))),
+                Err(cause) => {
+                    Err(Error::io(format_args!("look for {}", link.link_path().display()), &cause)
+                        .into())
+                }
             },
             // Another process may have the number of the path's process, and must not be opened.
             SandboxAccess::Thread => open_verified(&self.path, Some(self.id))

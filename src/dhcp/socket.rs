@@ -150,7 +150,9 @@ pub fn current_name(ifname: &str, index: Option<u32>) -> String {
     // Not by if_indextoname(3): in musl it opens a socket of AF_UNIX, which the daemon's filter refuses.
     let index_of = |addr: &SockaddrStorage| u32::try_from(addr.as_link_addr()?.ifindex()).ok();
     let mut all = getifaddrs().into_iter().flatten();
-    let present = index.and_then(|index| all.find(|entry| entry.address.as_ref().and_then(index_of) == Some(index)));
+    let present = index.and_then(|index| {
+        all.find(|entry| entry.address.as_ref().and_then(index_of) == Some(index))
+    });
     present.map_or_else(|| ifname.to_owned(), |entry| entry.interface_name)
 }
 

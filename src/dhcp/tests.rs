@@ -11,7 +11,8 @@ pub(super) const MAC: MacAddress = MacAddress([2, 0, 0, 0, 0, 7]);
 pub(super) fn ack(extra: &[(u8, &[u8])]) -> Dhcp4Message {
     let mut message = Dhcp4Message::new(Dhcp4MessageKind::Ack, 1, MAC);
     message.yiaddr = [10, 1, 2, 9].into();
-    let base: [(u8, &[u8]); 3] = [(1, &[255, 255, 255, 0]), (54, &[10, 1, 2, 1]), (51, &[0, 0, 3, 232])];
+    let base: [(u8, &[u8]); 3] =
+        [(1, &[255, 255, 255, 0]), (54, &[10, 1, 2, 1]), (51, &[0, 0, 3, 232])];
     for (code, value) in base.iter().chain(extra) {
         message.options.insert(*code, value.to_vec());
     }

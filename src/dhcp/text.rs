@@ -63,6 +63,7 @@ fn name_at(bytes: &[u8], at: usize) -> Option<(String, usize)> {
 pub fn is_domain(text: &str) -> bool {
     text.len() <= LONGEST_NAME
         && text.split('.').all(|label| {
-            (1..64).contains(&label.len()) && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+            (1..64).contains(&label.len())
+                && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
         })
 }

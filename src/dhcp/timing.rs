@@ -75,7 +75,11 @@ impl RandomGenerator {
     /// `time` minus up to 5 %, so that clients that started together do not renew together. Never later than `time`,
     /// because the server may rely on T1 and T2.
     pub fn slightly_earlier(&mut self, time: Duration) -> Duration {
-        if time == NEVER { NEVER } else { time.saturating_sub((time / 20).mul_f64(self.next_fraction())) }
+        if time == NEVER {
+            NEVER
+        } else {
+            time.saturating_sub((time / 20).mul_f64(self.next_fraction()))
+        }
     }
 }
 
@@ -91,7 +95,11 @@ pub struct LeaseTimers {
 
 impl LeaseTimers {
     /// The timers of a lease that was requested at `asked`, from T1, T2 and the lease time of the server.
-    pub fn new(asked: BootClockTime, [t1, t2, time]: [Duration; 3], random: &mut RandomGenerator) -> LeaseTimers {
+    pub fn new(
+        asked: BootClockTime,
+        [t1, t2, time]: [Duration; 3],
+        random: &mut RandomGenerator,
+    ) -> LeaseTimers {
         let t1 = random.slightly_earlier(t1);
         let t2 = random.slightly_earlier(t2).max(t1);
         let [renew, rebind, expires] = [t1, t2, time].map(|t| asked.saturating_add(t));
@@ -144,7 +152,11 @@ pub struct ClientTiming {
 impl Default for ClientTiming {
     /// RFC 2131 section 4.1, with the longest timeout of the reference.
     fn default() -> ClientTiming {
-        ClientTiming { first: Duration::from_secs(4), most: Duration::from_secs(62), probe: Duration::from_millis(200) }
+        ClientTiming {
+            first: Duration::from_secs(4),
+            most: Duration::from_secs(62),
+            probe: Duration::from_millis(200),
+        }
     }
 }
 
@@ -172,11 +184,15 @@ mod tests {
 
     #[test]
     fn waits_double_up_to_the_maximum_and_are_random() {
-        let timing =
-            ClientTiming { first: Duration::from_secs(4), most: Duration::from_secs(64), probe: Duration::ZERO };
+        let timing = ClientTiming {
+            first: Duration::from_secs(4),
+            most: Duration::from_secs(64),
+            probe: Duration::ZERO,
+        };
         let mut random = RandomGenerator::from_seed(7);
         for (earlier, mean) in [(0, 4), (1, 8), (4, 64), (5, 64), (4_000_000_000, 64)] {
-            let waits: Vec<_> = (0..50).map(|_| timing.message_timeout(earlier, &mut random)).collect();
+            let waits: Vec<_> =
+                (0..50).map(|_| timing.message_timeout(earlier, &mut random)).collect();
             let near = |wait: &Duration| wait.as_secs_f64() - f64::from(mean);
             assert!(waits.iter().all(|wait| near(wait).abs() <= 1.0), "{waits:?}");
             assert!(waits.iter().any(|wait| *wait != waits[0]));

@@ -19,7 +19,8 @@ use nix::unistd::{UnlinkatFlags, geteuid, linkat, unlinkat};
 use cni::files::{FileError, FileOperationContext, FileResult, create_new, remove_at};
 
 /// The errors of linkat(2) on file systems without hard links, such as exFAT and many of FUSE and SMB.
-const NO_LINKS: [Errno; 5] = [Errno::EPERM, Errno::EOPNOTSUPP, Errno::ENOSYS, Errno::EMLINK, Errno::EXDEV];
+const NO_LINKS: [Errno; 5] =
+    [Errno::EPERM, Errno::EOPNOTSUPP, Errno::ENOSYS, Errno::EMLINK, Errno::EXDEV];
 
 const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
 
@@ -43,12 +44,17 @@ impl OpenDirectory {
 
     /// The directory of a network; `None` if there is none. The directory may be a symbolic link that this user owns,
     /// for example to another disk; links of other users are not followed.
-    pub(crate) fn open_network(data_dir: &Path, network: &str) -> FileResult<Option<OpenDirectory>> {
+    pub(crate) fn open_network(
+        data_dir: &Path,
+        network: &str,
+    ) -> FileResult<Option<OpenDirectory>> {
         let path = data_dir.join(network);
         match openat(AT_FDCWD, &path, DIRECTORY | OFlag::O_NOFOLLOW, Mode::empty()) {
             Ok(dir) => Ok(Some(OpenDirectory { path, dir: dir.into() })),
             Err(Errno::ENOENT) => Ok(None),
-            Err(Errno::ELOOP | Errno::ENOTDIR) => OpenDirectory::open_linked(data_dir, path).map(Some),
+            Err(Errno::ELOOP | Errno::ENOTDIR) => {
+                OpenDirectory::open_linked(data_dir, path).map(Some)
+            }
             Err(e) => Err(FileError::new("open", &path, e)),
         }
     }
@@ -106,7 +112,8 @@ impl OpenDirectory {
     /// The names of all entries. Not by readdir(3), whose buffer in musl is 2 kB: a system call for every 60 leases.
     pub(crate) fn entry_names(&self) -> FileResult<Vec<String>> {
         // Opens the directory again: the position in the listing belongs to the open file description.
-        let directory = openat(&self.dir, ".", DIRECTORY, Mode::empty()).during("list", &self.path)?;
+        let directory =
+            openat(&self.dir, ".", DIRECTORY, Mode::empty()).during("list", &self.path)?;
         let (mut names, mut buffer) = (Vec::new(), Vec::with_capacity(LISTING_BUFFER));
         let mut entries = rustix::fs::RawDir::new(directory, buffer.spare_capacity_mut());
         while let Some(entry) = entries.next() {
@@ -122,7 +129,12 @@ impl OpenDirectory {
         openat(&self.dir, name, flags, Mode::empty()).is_ok()
     }
 
-    pub(crate) fn open_file(&self, name: &str, flags: OFlag, mode: Mode) -> io::Result<(File, Metadata)> {
+    pub(crate) fn open_file(
+        &self,
+        name: &str,
+        flags: OFlag,
+        mode: Mode,
+    ) -> io::Result<(File, Metadata)> {
         open_regular(&self.dir, Path::new(name), flags, mode)
     }
 
@@ -152,7 +164,8 @@ impl OpenDirectory {
     pub(crate) fn overwrite_file(&self, name: &str, bytes: &[u8]) -> FileResult<File> {
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
         let path = self.file_path(name);
-        let (file, meta) = self.open_file(name, OFlag::O_WRONLY | OFlag::O_CREAT, mode).during("open", &path)?;
+        let (file, meta) =
+            self.open_file(name, OFlag::O_WRONLY | OFlag::O_CREAT, mode).during("open", &path)?;
         if meta.nlink() > 1 {
             let error = io::Error::new(ErrorKind::InvalidInput, "it has a second name (hard link)");
             return Err(FileError::new("write", &path, error));
@@ -167,7 +180,12 @@ impl OpenDirectory {
 
     /// Links a complete file of this directory into the directory `to`; false if the name is taken there. The name in
     /// this directory may remain.
-    pub(crate) fn publish_file(&self, name: &str, to: &OpenDirectory, as_name: &str) -> FileResult<bool> {
+    pub(crate) fn publish_file(
+        &self,
+        name: &str,
+        to: &OpenDirectory,
+        as_name: &str,
+    ) -> FileResult<bool> {
         let published = match linkat(&self.dir, name, &to.dir, as_name, AtFlags::empty()) {
             Err(errno) if NO_LINKS.contains(&errno) => self.publish_by_rename(name, to, as_name),
             linked => linked.map_err(io::Error::from),
@@ -222,7 +240,12 @@ pub(crate) fn read_up_to(file: &mut File, meta: &Metadata, most: usize) -> io::R
 
 /// Opens a regular file without following a link and without blocking: a FIFO or a device in its place would block the
 /// call forever, and a link could lead to any file.
-pub(crate) fn open_regular(dir: impl AsFd, path: &Path, flags: OFlag, mode: Mode) -> io::Result<(File, Metadata)> {
+pub(crate) fn open_regular(
+    dir: impl AsFd,
+    path: &Path,
+    flags: OFlag,
+    mode: Mode,
+) -> io::Result<(File, Metadata)> {
     let irregular = || io::Error::new(ErrorKind::InvalidInput, "not a regular file");
     let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let file = match openat(dir, path, flags, mode) {
@@ -258,7 +281,8 @@ pub fn ensure_directory(dir: &Path, mode: u32) -> FileResult<()> {
 /// not writable by others.
 pub fn require_own_directory(dir: &Path) -> FileResult<bool> {
     let mut options = OpenOptions::new();
-    let opened = options.read(true).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_DIRECTORY).bits()).open(dir);
+    let opened =
+        options.read(true).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_DIRECTORY).bits()).open(dir);
     let meta = match opened.and_then(|dir: File| dir.metadata()) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
         meta => meta.during("open", dir)?,
@@ -313,7 +337,10 @@ mod tests {
         symlink("good", path("link")).unwrap();
         fs::write(path("file"), "").unwrap();
         for name in ["link", "file"] {
-            assert!(require_own_directory(&path(name)).is_err() && ensure_directory(&path(name), 0o700).is_err());
+            assert!(
+                require_own_directory(&path(name)).is_err()
+                    && ensure_directory(&path(name), 0o700).is_err()
+            );
         }
     }
 
@@ -322,7 +349,9 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let dir = OpenDirectory::open(root.path()).unwrap();
         let meta = |name| dir.read_file(name, 9).unwrap().1;
-        let by_rename = |name: &str, to: &OpenDirectory, as_name: &str| dir.publish_by_rename(name, to, as_name);
+        let by_rename = |name: &str, to: &OpenDirectory, as_name: &str| {
+            dir.publish_by_rename(name, to, as_name)
+        };
         let temp = dir.create_file("temp", b"new").unwrap();
         // After 2038.
         let seconds = 3_000_000_000;
@@ -332,7 +361,10 @@ mod tests {
         assert_eq!(dir.read_file("lease", 9).unwrap().0, b"new");
         let lease = meta("lease");
         assert!(dir.has_entry("lease"));
-        assert_eq!((lease.ino(), lease.mtime(), lease.mtime_nsec()), (inode, seconds.cast_signed(), 9));
+        assert_eq!(
+            (lease.ino(), lease.mtime(), lease.mtime_nsec()),
+            (inode, seconds.cast_signed(), 9)
+        );
         dir.create_file("temp", b"other").unwrap();
         assert_eq!(by_rename("temp", &dir, "lease").unwrap_err().kind(), ErrorKind::AlreadyExists);
         assert!(!dir.publish_file("temp", &dir, "lease").unwrap());
@@ -349,6 +381,10 @@ mod tests {
             dir.overwrite_file("hint", text.as_bytes()).unwrap();
             assert_eq!(dir.read_file("hint", 100).unwrap().0, text.as_bytes());
         }
-        assert_eq!(dir.read_file("hint", 3).unwrap().0.len(), 4, "more is there than was asked for");
+        assert_eq!(
+            dir.read_file("hint", 3).unwrap().0.len(),
+            4,
+            "more is there than was asked for"
+        );
     }
 }

@@ -76,7 +76,10 @@ impl FileLock {
 
     /// As [`FileLock::acquire_host_lock`], for the lock of an attachment, whose file is removed with the lock. Waits at
     /// most `timeout`.
-    pub fn acquire_attachment_lock(instance: &str, timeout: Duration) -> FileResult<Option<FileLock>> {
+    pub fn acquire_attachment_lock(
+        instance: &str,
+        timeout: Duration,
+    ) -> FileResult<Option<FileLock>> {
         FileLock::acquire_in_lock_directory(&attachment_lock_name(instance), |path| {
             FileLock::acquire_with_removal(path, timeout)
         })
@@ -115,9 +118,10 @@ impl FileLock {
     pub fn acquire_netns_lock(netns: &Netns) -> cni::error::Result<Option<FileLock>> {
         let (device, inode) = netns.device_and_inode()?;
         let (prefix, suffix) = OF_NETNS;
-        Ok(FileLock::acquire_in_lock_directory(&format!("{prefix}{device}-{inode}{suffix}"), |path| {
-            FileLock::acquire_with_removal(path, TIMEOUT)
-        })?)
+        Ok(FileLock::acquire_in_lock_directory(
+            &format!("{prefix}{device}-{inode}{suffix}"),
+            |path| FileLock::acquire_with_removal(path, TIMEOUT),
+        )?)
     }
 
     /// Removes the files of containers' locks that killed processes left.
@@ -137,7 +141,8 @@ impl FileLock {
             let path = path.path();
             // Not created: another process may have removed it.
             let file = open_regular(AT_FDCWD, &path, OFlag::O_RDONLY, Mode::empty());
-            let lock = file.ok().and_then(|(file, _)| FileLock::try_acquire_open(file, &path).ok()?);
+            let lock =
+                file.ok().and_then(|(file, _)| FileLock::try_acquire_open(file, &path).ok()?);
             drop(lock.and_then(|lock| lock.with_file_removal(&path)));
         }
     }
@@ -181,7 +186,10 @@ impl FileLock {
     }
 
     /// As [`FileLock::acquire_within`], for the lock of a store.
-    pub(crate) fn acquire_store_lock(store: &OpenDirectory, timeout: Duration) -> FileResult<FileLock> {
+    pub(crate) fn acquire_store_lock(
+        store: &OpenDirectory,
+        timeout: Duration,
+    ) -> FileResult<FileLock> {
         let path = store.file_path("lock");
         let file = store.open_file("lock", FLAGS, MODE).during("open lock", &path)?;
         FileLock::wait_for_lock(file.0, &path, timeout)
@@ -210,14 +218,18 @@ impl FileLock {
         let thread = thread::Builder::new().stack_size(64 * 1024).spawn(waiter);
         drop(thread.during("start a thread for lock", path)?);
         match outcome.recv_timeout(timeout) {
-            Ok(outcome) => outcome.during("take lock", path).map(|()| FileLock { file, passing: None }),
+            Ok(outcome) => {
+                outcome.during("take lock", path).map(|()| FileLock { file, passing: None })
+            }
             Err(RecvTimeoutError::Timeout) => {
                 let holder = describe_holder(&file);
                 let seconds = timeout.as_secs_f32();
                 let text = format!("held for more than {seconds} s by {holder}");
                 Err(FileError::new("take lock", path, io::Error::new(ErrorKind::TimedOut, text)))
             }
-            Err(RecvTimeoutError::Disconnected) => Err(FileError::new("take lock", path, ErrorKind::Other)),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(FileError::new("take lock", path, ErrorKind::Other))
+            }
         }
     }
 }

@@ -65,7 +65,8 @@ impl RotatingLog {
             let most = usize::try_from(self.limit).unwrap_or(usize::MAX).saturating_mul(2);
             let mut bytes = read_up_to(&mut file, &meta, most).during("read", &path)?;
             if bytes.len() > most {
-                bytes.truncate(bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1));
+                bytes
+                    .truncate(bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1));
             }
             text += &String::from_utf8_lossy(&bytes);
         }

@@ -19,8 +19,13 @@ use cni::error::{Error, Result};
 /// The directories of state of CNI plugins; `/var/run` is the former name of `/run`.
 const PLACES: [&str; 3] = ["/run/cni", "/var/run/cni", "/var/lib/cni"];
 /// The directories of records whose place no configuration chooses.
-const OWN: [&str; 5] =
-    ["/run/cni/bond", "/run/cni/cnibox", "/run/cni/dhcp", "/run/cni/host-device", "/run/cni/route-override"];
+const OWN: [&str; 5] = [
+    "/run/cni/bond",
+    "/run/cni/cnibox",
+    "/run/cni/dhcp",
+    "/run/cni/host-device",
+    "/run/cni/route-override",
+];
 /// `S_ISVTX`: only the owner of an entry, and of the directory, can rename and remove the entry.
 const STICKY: u32 = 0o1000;
 /// The maximum number of symbolic links on a path, as in the kernel.
@@ -33,7 +38,9 @@ const REMEDY: &str = "its files decide what DEL does as root, so only root may b
 /// missing can be created by root only. Fails with code 7 otherwise.
 pub fn resolve_data_dir(path: &Path) -> Result<PathBuf> {
     require_data_dir_path(path)?;
-    let refuse = |why: String| Error::config(format!("dataDir \"{}\": {why}", path.display())).with_details(REMEDY);
+    let refuse = |why: String| {
+        Error::config(format!("dataDir \"{}\": {why}", path.display())).with_details(REMEDY)
+    };
     let found = resolve_links(path).map_err(refuse)?;
     if found.metadata().is_ok_and(|meta| meta.mode() & OTHERS_WRITE != 0) {
         return Err(refuse(format!("{} can be written by others", found.display())));
@@ -60,7 +67,8 @@ pub fn resolve_policy_file(directory: &Path, name: &str) -> Result<PathBuf> {
         return Err(refuse("not below /etc/cni, /run/cni or /var/lib/cni".to_owned()));
     }
     let found = resolve_links(&path).map_err(refuse)?;
-    let is_open = |path: &Path| path.symlink_metadata().is_ok_and(|meta| meta.mode() & OTHERS_WRITE != 0);
+    let is_open =
+        |path: &Path| path.symlink_metadata().is_ok_and(|meta| meta.mode() & OTHERS_WRITE != 0);
     if let Some(open) = found.ancestors().take(2).find(|path| is_open(path)) {
         return Err(refuse(format!("{} can be written by others", open.display())));
     }
@@ -127,7 +135,8 @@ fn resolve_links(path: &Path) -> Result<PathBuf, String> {
 
 /// The names of a path, the last one first.
 fn reversed_names(path: &Path) -> Vec<OsString> {
-    let names = path.components().filter(|part| !matches!(part, Component::RootDir | Component::CurDir));
+    let names =
+        path.components().filter(|part| !matches!(part, Component::RootDir | Component::CurDir));
     names.rev().map(|part| part.as_os_str().to_owned()).collect()
 }
 
@@ -156,7 +165,8 @@ mod tests {
         for path in ["/run/cni/x", "/var/run/cni/x/y", "/var/lib/cni/x", "/run/cni/./x/"] {
             require_data_dir_path(Path::new(path)).unwrap();
         }
-        let foreign = ["/run/cnix", "/run/cni/../x", "run/cni/x", "", "/", "/tmp/x", "/opt/run/cni"];
+        let foreign =
+            ["/run/cnix", "/run/cni/../x", "run/cni/x", "", "/", "/tmp/x", "/opt/run/cni"];
         for path in foreign {
             let error = require_data_dir_path(Path::new(path)).unwrap_err();
             assert_eq!(error.code(), cni::error::ErrorCode::INVALID_CONFIG, "{path}");
@@ -192,7 +202,8 @@ mod tests {
         assert_eq!(found(&path("closed/link")).unwrap(), path("disk"));
         for mode in [0o775, 0o757] {
             fs::set_permissions(path("closed"), Permissions::from_mode(mode)).unwrap();
-            let why = format!("{} can be written by others (mode {mode:o})", path("closed").display());
+            let why =
+                format!("{} can be written by others (mode {mode:o})", path("closed").display());
             assert_eq!(found(&path("closed/link")).unwrap_err(), why);
             assert_eq!(found(&path("closed/new")).unwrap_err(), why);
         }

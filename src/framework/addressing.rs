@@ -29,7 +29,8 @@ pub fn route_warnings(ips: &[IpConfig], routes: &[ResultRoute]) -> Vec<Error> {
         let is_v4 = dst.addr().is_ipv4();
         if dst.prefix_len() == 0 && !dst.addr().is_unspecified() {
             let msg = format!("the route to {dst} is the default route");
-            let remedy = format!("write {}, or the length of the prefix that is meant", dst.trunc());
+            let remedy =
+                format!("write {}, or the length of the prefix that is meant", dst.trunc());
             warnings.push(Error::config(msg).with_details(remedy));
         }
         if !ips.is_empty() && ips.iter().all(|ip| ip.address.addr().is_ipv4() != is_v4) {
@@ -44,19 +45,28 @@ pub fn route_warnings(ips: &[IpConfig], routes: &[ResultRoute]) -> Vec<Error> {
 
 /// Warns of gateways that the interface cannot reach: outside of all subnets, without a route to them. ptp adds the
 /// routes itself.
-pub fn gateway_warnings(net: &NetworkConfig, ips: &[IpConfig], routes: &[ResultRoute]) -> Vec<Error> {
-    if ips.is_empty() || net.json.get_present_member("type").and_then(|name| name.as_str()) == Some("ptp") {
+pub fn gateway_warnings(
+    net: &NetworkConfig,
+    ips: &[IpConfig],
+    routes: &[ResultRoute],
+) -> Vec<Error> {
+    if ips.is_empty()
+        || net.json.get_present_member("type").and_then(|name| name.as_str()) == Some("ptp")
+    {
         return Vec::new();
     }
     let result = CniResult { ips: ips.to_vec(), routes: routes.to_vec(), ..CniResult::new() };
     let reaches = |gateway: &IpAddr, earlier: &[ResultRoute]| {
         let mut on_link = earlier.iter().filter(|route| is_on_link(route, &result));
-        ips.iter().any(|ip| ip.address.contains(gateway)) || on_link.any(|route| route.dst.contains(gateway))
+        ips.iter().any(|ip| ip.address.contains(gateway))
+            || on_link.any(|route| route.dst.contains(gateway))
     };
-    let of_addresses = ips.iter().filter_map(|ip| ip.gateway).filter(|gateway| !reaches(gateway, routes));
+    let of_addresses =
+        ips.iter().filter_map(|ip| ip.gateway).filter(|gateway| !reaches(gateway, routes));
     // The kernel refuses a route whose gateway has no route yet.
     let of_routes = routes.iter().enumerate();
-    let of_routes = of_routes.filter_map(|(at, route)| route.gw.filter(|gateway| !reaches(gateway, &routes[..at])));
+    let of_routes = of_routes
+        .filter_map(|(at, route)| route.gw.filter(|gateway| !reaches(gateway, &routes[..at])));
     let all = collect_set(of_addresses.chain(of_routes));
     all.into_iter()
         .map(|gateway| {
@@ -95,13 +105,19 @@ mod tests {
             ("fd00::", "fd00::/64", Some("network")),
             ("fd00::ffff:ffff:ffff:ffff", "fd00::/64", None),
         ] {
-            assert_eq!(reserved_address_kind(ip.parse().unwrap(), net(subnet)), what, "{ip} of {subnet}");
+            assert_eq!(
+                reserved_address_kind(ip.parse().unwrap(), net(subnet)),
+                what,
+                "{ip} of {subnet}"
+            );
         }
     }
 
     #[test]
     fn routes_need_addresses_of_their_family() {
-        let of = |ips: &[IpConfig], dst: &str| route_warnings(ips, &[ResultRoute::for_destination(net(dst))]).len();
+        let of = |ips: &[IpConfig], dst: &str| {
+            route_warnings(ips, &[ResultRoute::for_destination(net(dst))]).len()
+        };
         let v4 = [ip("10.1.0.0/24", "")];
         for (dst, found) in [("0.0.0.0/0", 0), ("::/0", 1), ("10.9.0.0/0", 1), ("fd00::/0", 2)] {
             assert_eq!(of(&v4, dst), found, "{dst}");
@@ -111,15 +127,23 @@ mod tests {
 
     #[test]
     fn a_gateway_must_be_reachable() {
-        let conf = |kind: &str| NetworkConfig::parse(format!(r#"{{"name":"n","type":"{kind}"}}"#).as_bytes());
+        let conf = |kind: &str| {
+            NetworkConfig::parse(format!(r#"{{"name":"n","type":"{kind}"}}"#).as_bytes())
+        };
         let (macvlan, ptp) = (conf("macvlan").unwrap(), conf("ptp").unwrap());
         let far = [ip("10.1.0.5/32", "10.9.0.1")];
-        let route = |text: &str| Json::parse(text.as_bytes()).unwrap().decode::<ResultRoute>().unwrap();
+        let route =
+            |text: &str| Json::parse(text.as_bytes()).unwrap().decode::<ResultRoute>().unwrap();
         let on_link = route(r#"{"dst":"10.9.0.1/32","scope":253}"#);
         assert_eq!(gateway_warnings(&macvlan, &far, &[]).len(), 1);
-        assert_eq!(gateway_warnings(&macvlan, &far, &[ResultRoute::for_destination(net("0.0.0.0/0"))]).len(), 1);
+        assert_eq!(
+            gateway_warnings(&macvlan, &far, &[ResultRoute::for_destination(net("0.0.0.0/0"))])
+                .len(),
+            1
+        );
         assert_eq!(gateway_warnings(&macvlan, &far, &[on_link]), []);
-        let (near, default) = (route(r#"{"dst":"10.9.0.1/32"}"#), route(r#"{"dst":"0.0.0.0/0","gw":"10.9.0.1"}"#));
+        let (near, default) =
+            (route(r#"{"dst":"10.9.0.1/32"}"#), route(r#"{"dst":"0.0.0.0/0","gw":"10.9.0.1"}"#));
         let alone = [ip("10.1.0.5/32", "")];
         assert_eq!(gateway_warnings(&macvlan, &alone, &[near.clone(), default.clone()]), []);
         assert_eq!(gateway_warnings(&macvlan, &alone, &[default, near]).len(), 1);

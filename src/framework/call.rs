@@ -88,7 +88,8 @@ impl AppletTable {
                 .iter()
                 .filter(|applet| {
                     let start = name.strip_suffix(applet.name);
-                    applet.kind != AppletKind::Tool && start.is_some_and(|start| start.ends_with('-'))
+                    applet.kind != AppletKind::Tool
+                        && start.is_some_and(|start| start.ends_with('-'))
                 })
                 .max_by_key(|applet| applet.name.len())
         })
@@ -100,7 +101,10 @@ impl AppletTable {
     }
 
     pub fn plugin_names(&self) -> impl Iterator<Item = &'static str> {
-        self.applets.iter().filter(|applet| applet.kind != AppletKind::Tool).map(|applet| applet.name)
+        self.applets
+            .iter()
+            .filter(|applet| applet.kind != AppletKind::Tool)
+            .map(|applet| applet.name)
     }
 }
 

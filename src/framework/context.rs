@@ -109,12 +109,18 @@ impl<'a> CallContext<'a> {
         let (filter, addrs) = (&self.filter, result.all_addresses());
         let backend = RuleBackend::choose_for_add(configured, filter);
         let registered = addrs.clone();
-        undo.add_step("end masquerading", move || masquerade::delete_addresses(filter, owner, &registered));
+        undo.add_step("end masquerading", move || {
+            masquerade::delete_addresses(filter, owner, &registered)
+        });
         masquerade::add_addresses(filter, backend, owner, &addrs)
     }
 
     /// For STATUS: [`require_serviceable`]. `cnibox lint` changes nothing on the node.
-    pub fn require_serviceable(&self, backend: Option<RuleBackend>, features: &[FilterFeature]) -> Result<()> {
+    pub fn require_serviceable(
+        &self,
+        backend: Option<RuleBackend>,
+        features: &[FilterFeature],
+    ) -> Result<()> {
         let features = if self.call.caller == PluginCaller::Lint { &[] } else { features };
         require_serviceable(&self.filter, backend, features)
     }

@@ -8,7 +8,9 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use super::call::{AppletKind, BuiltinPlugin, PluginCall, PluginCaller, PluginFunction, TURN_VARIABLE};
+use super::call::{
+    AppletKind, BuiltinPlugin, PluginCall, PluginCaller, PluginFunction, TURN_VARIABLE,
+};
 use super::context::CallContext;
 use super::reclaim;
 use super::rollback::{Failures, Rollback};
@@ -78,9 +80,13 @@ impl<'a> CallContext<'a> {
     pub fn ipam_plugin(&'a self) -> Result<DelegatePlugin<'a>> {
         let name = &self.net.ipam_type;
         match self.call.table.find_plugin(name) {
-            Some(BuiltinPlugin { kind: kind @ (AppletKind::Interface | AppletKind::Chained), .. }) => {
+            Some(BuiltinPlugin {
+                kind: kind @ (AppletKind::Interface | AppletKind::Chained),
+                ..
+            }) => {
                 let msg = format!("invalid ipam type \"{name}\": it is a plugin of kind {kind}");
-                Err(Error::config(msg).with_details("host-local, static and dhcp are plugins that manage addresses"))
+                Err(Error::config(msg)
+                    .with_details("host-local, static and dhcp are plugins that manage addresses"))
             }
             _ => self.find_delegate(name),
         }
@@ -102,17 +108,23 @@ impl<'a> CallContext<'a> {
             undo.add_last_step(what, release);
         }
         let added = ipam.run_verb(CniVerb::Add).map(Option::unwrap_or_default);
-        drop(outcome.set(
-            added.as_ref().map(|result| result.ips.iter().map(|ip| ip.address.addr()).collect()).map_err(Clone::clone),
-        ));
+        drop(
+            outcome.set(
+                added
+                    .as_ref()
+                    .map(|result| result.ips.iter().map(|ip| ip.address.addr()).collect())
+                    .map_err(Clone::clone),
+            ),
+        );
         let (mut result, owner) = (added?, self.attachment_id());
         for ip in &result.ips {
             reclaim::remove_ended_owners(ip.address.addr(), owner)?;
         }
         result.version = SpecVersion::NEWEST;
         if result.ips.is_empty() {
-            return Err(Error::internal("IPAM plugin returned missing IP config")
-                .with_details(format!("\"{}\" reported no address: see its keys in \"ipam\"", ipam.name)));
+            return Err(Error::internal("IPAM plugin returned missing IP config").with_details(
+                format!("\"{}\" reported no address: see its keys in \"ipam\"", ipam.name),
+            ));
         }
         Ok(result)
     }
@@ -121,15 +133,24 @@ impl<'a> CallContext<'a> {
     /// failure, and otherwise loses the addresses that this ADD has reserved. Another IPAM plugin gets a DEL, also
     /// after its failure (spec, section 4, "Delegated plugins"), unless the names are those of an earlier instance,
     /// whose addresses it would release.
-    fn release_added(&self, ipam: &DelegatePlugin<'_>, outcome: Option<&Result<Vec<IpAddr>>>) -> Result<()> {
-        let is_own_leaser = ipam.name == reclaim::HOST_LOCAL && matches!(ipam.program, DelegateProgram::Own(_));
+    fn release_added(
+        &self,
+        ipam: &DelegatePlugin<'_>,
+        outcome: Option<&Result<Vec<IpAddr>>>,
+    ) -> Result<()> {
+        let is_own_leaser =
+            ipam.name == reclaim::HOST_LOCAL && matches!(ipam.program, DelegateProgram::Own(_));
         match outcome {
-            Some(Ok(ips)) if is_own_leaser => reclaim::release_addresses(self, self.attachment_id(), ips),
+            Some(Ok(ips)) if is_own_leaser => {
+                reclaim::release_addresses(self, self.attachment_id(), ips)
+            }
             Some(Err(_)) if is_own_leaser => Ok(()),
             Some(Err(_)) | None if self.has_earlier_instance() => Ok(()),
             _ => match ipam.run_verb(CniVerb::Del) {
                 // DEL fails for the same reason as ADD, such as an invalid configuration: there is nothing to undo.
-                Err(e) if matches!(outcome, Some(Err(add)) if add.message() == e.message()) => Ok(()),
+                Err(e) if matches!(outcome, Some(Err(add)) if add.message() == e.message()) => {
+                    Ok(())
+                }
                 done => done.map(drop),
             },
         }
@@ -138,12 +159,16 @@ impl<'a> CallContext<'a> {
     /// For a failed ADD: whether the attachment may exist in another namespace, by its record or by the label of a link
     /// on the host.
     fn has_earlier_instance(&self) -> bool {
-        let (owner, netns) = (self.attachment_id(), NetnsIdentity::at_path(Path::new(&self.call.env.netns)));
+        let (owner, netns) =
+            (self.attachment_id(), NetnsIdentity::at_path(Path::new(&self.call.env.netns)));
         let record = AttachmentRecord::find_by_attachment(owner);
         let own = self.host_end().map(|end| end.index);
-        let links = || self.host_netlink().and_then(|host| Ok(host.dump_links()?)).unwrap_or_default();
+        let links =
+            || self.host_netlink().and_then(|host| Ok(host.dump_links()?)).unwrap_or_default();
         record.is_some_and(|record| record.netns != netns && !record.is_gone())
-            || links().iter().any(|link| owner.owns_comment(Some(&link.alias)) && Some(link.index) != own)
+            || links()
+                .iter()
+                .any(|link| owner.owns_comment(Some(&link.alias)) && Some(link.index) != own)
     }
 
     /// Whether addresses are requested and released through the container's interface, which must exist and be up, as
@@ -220,7 +245,8 @@ impl<'a> DelegatePlugin<'a> {
     }
 
     fn call_builtin(&self, run: PluginFunction, verb: CniVerb) -> Result<Option<CniResult>> {
-        run(&self.plugin_call(verb)).map_err(|e| Error::from_other_plugin(e.code(), e.message(), e.details()))
+        run(&self.plugin_call(verb))
+            .map_err(|e| Error::from_other_plugin(e.code(), e.message(), e.details()))
     }
 
     fn plugin_call(&self, verb: CniVerb) -> PluginCall<'_> {
@@ -228,10 +254,19 @@ impl<'a> DelegatePlugin<'a> {
         let caller = match caller {
             PluginCaller::Lint => PluginCaller::Lint,
             PluginCaller::Collector => PluginCaller::Collector,
-            PluginCaller::Runtime | PluginCaller::Plugin(_) => PluginCaller::Plugin(self.cx.host_end()),
+            PluginCaller::Runtime | PluginCaller::Plugin(_) => {
+                PluginCaller::Plugin(self.cx.host_end())
+            }
         };
-        let turn = if self.is_for_same_attachment() { turn.clone() } else { AttachmentTurn::default() };
-        PluginCall { env: self.env.with_verb(verb), stdin: self.conf, caller, turn, ..self.cx.call.clone() }
+        let turn =
+            if self.is_for_same_attachment() { turn.clone() } else { AttachmentTurn::default() };
+        PluginCall {
+            env: self.env.with_verb(verb),
+            stdin: self.conf,
+            caller,
+            turn,
+            ..self.cx.call.clone()
+        }
     }
 
     /// Whether the plugin is called for the attachment of this call.
@@ -243,7 +278,9 @@ impl<'a> DelegatePlugin<'a> {
     /// Repairs the attachment, if the plugin is in this executable; foreign plugins have no such function.
     pub fn repair_attachment(&self, repairs: &mut RepairFindings) -> Result<()> {
         match &self.program {
-            DelegateProgram::Own(plugin) => (plugin.repair)(&self.plugin_call(CniVerb::Add), repairs),
+            DelegateProgram::Own(plugin) => {
+                (plugin.repair)(&self.plugin_call(CniVerb::Add), repairs)
+            }
             DelegateProgram::Foreign(_) => Ok(()),
         }
     }

@@ -1,8 +1,8 @@
 //! Decodes and checks a call (names, version, namespace, configuration, `prevResult`) and calls the plugin's method.
 
 use super::call::{
-    Applet, AppletKind, AppletMain, BuiltinPlugin, ConfigRemarks, PluginCall, PluginCaller, PluginFunction,
-    PluginService,
+    Applet, AppletKind, AppletMain, BuiltinPlugin, ConfigRemarks, PluginCall, PluginCaller,
+    PluginFunction, PluginService,
 };
 use super::context::CallContext;
 use super::plugin::{AddRequest, CheckRequest, ContainerSandbox, DelRequest, GcRequest, Plugin};
@@ -23,7 +23,10 @@ impl Applet {
         Applet::for_plugin_with_services::<P>(kind, &[])
     }
 
-    pub const fn for_plugin_with_services<P: Plugin>(kind: AppletKind, services: &'static [PluginService]) -> Applet {
+    pub const fn for_plugin_with_services<P: Plugin>(
+        kind: AppletKind,
+        services: &'static [PluginService],
+    ) -> Applet {
         let plugin = BuiltinPlugin {
             kind,
             versions: P::VERSIONS,
@@ -101,8 +104,12 @@ const UNLISTED: &str = "GC without \"cni.dev/valid-attachments\" releases nothin
     an absent list says nothing about what is valid";
 
 /// Decodes and checks the part of a call that is the same for all plugins.
-fn prepare_call<'a>(call: &'a PluginCall<'a>, supported: &[SpecVersion]) -> Result<CallContext<'a>> {
-    let request = DecodedRequest::decode(&call.env, call.stdin, supported, &|text| call.warn_once(text))?;
+fn prepare_call<'a>(
+    call: &'a PluginCall<'a>,
+    supported: &[SpecVersion],
+) -> Result<CallContext<'a>> {
+    let request =
+        DecodedRequest::decode(&call.env, call.stdin, supported, &|text| call.warn_once(text))?;
     stderr::set_network(request.config.name.as_str());
     Ok(CallContext::new(call, request))
 }
@@ -158,7 +165,11 @@ pub(super) fn roll_back_add(call: &PluginCall<'_>, run: PluginFunction) {
 }
 
 /// The request of a GC; `None` without a list of valid attachments.
-fn begin_gc(cx: &CallContext<'_>, plugin: &'static str, connects: bool) -> Result<Option<GcRequest>> {
+fn begin_gc(
+    cx: &CallContext<'_>,
+    plugin: &'static str,
+    connects: bool,
+) -> Result<Option<GcRequest>> {
     if connects {
         FileLock::remove_stale_locks();
     }
@@ -193,7 +204,9 @@ fn begin_del(cx: &CallContext<'_>, connects: bool) -> Result<(DelRequest, Result
         Ok(netns) => (netns, Ok(())),
         Err(error) => (None, Err(error)),
     };
-    let prev = cx.net.prev_result(cx.version, Some(&|error| cx.call.warn_once(no_prev_result_warning(error))))?;
+    let prev = cx
+        .net
+        .prev_result(cx.version, Some(&|error| cx.call.warn_once(no_prev_result_warning(error))))?;
     let owner = AttachmentId::new(&cx.net.name, &id, &ifname);
     if connects && !cx.call.has_turn(owner) {
         cx.call.turn.take_for_del(owner);
@@ -231,9 +244,9 @@ fn is_own_namespace(env: &CallEnvironment, netns: &Netns) -> Result<bool> {
     if env.overrides_netns_check() {
         return Ok(false);
     }
-    Netns::open_current()
-        .and_then(|own| own.is_same_as(netns))
-        .map_err(|e| Error::from(e).context("get plugin's netns failed").with_code(ErrorCode::INVALID_NETNS))
+    Netns::open_current().and_then(|own| own.is_same_as(netns)).map_err(|e| {
+        Error::from(e).context("get plugin's netns failed").with_code(ErrorCode::INVALID_NETNS)
+    })
 }
 
 fn refuse_own_namespace(env: &CallEnvironment, netns: &Netns) -> Result<()> {

@@ -39,15 +39,22 @@ struct CachedName {
 /// of an attachment in the list.
 fn read_unlisted(cache: &Path, network: &str, valid: &[ValidAttachment]) -> Vec<CachedName> {
     let prefix = format!("{network}-");
-    let listed = |name: &str| valid.iter().any(|a| *name == format!("{prefix}{}-{}", a.container_id, a.ifname));
+    let listed = |name: &str| {
+        valid.iter().any(|a| *name == format!("{prefix}{}-{}", a.container_id, a.ifname))
+    };
     let names = fs::read_dir(cache).into_iter().flatten().flatten();
     let names = names.filter_map(|entry| entry.file_name().into_string().ok());
-    let names = names.filter(|name| name.ends_with(HASHED) || (name.starts_with(&prefix) && !listed(name)));
+    let names =
+        names.filter(|name| name.ends_with(HASHED) || (name.starts_with(&prefix) && !listed(name)));
     names
         .filter_map(|name| {
-            let file = Json::parse(&files::read_regular_file(&cache.join(name), MAX_BYTES).ok()?).ok()?;
-            let text = |key: &str| file.get_member(key).and_then(Json::as_str).unwrap_or_default().to_owned();
-            let attachment = ValidAttachment { container_id: text("containerId"), ifname: text("ifName") };
+            let file =
+                Json::parse(&files::read_regular_file(&cache.join(name), MAX_BYTES).ok()?).ok()?;
+            let text = |key: &str| {
+                file.get_member(key).and_then(Json::as_str).unwrap_or_default().to_owned()
+            };
+            let attachment =
+                ValidAttachment { container_id: text("containerId"), ifname: text("ifName") };
             let is_of_network = text("kind") == KIND && text("networkName") == network;
             is_of_network.then(|| CachedName { attachment, netns: text("netns") })
         })
@@ -64,7 +71,8 @@ pub(super) fn may_be_cached(id: &str) -> bool {
             let name = entry.file_name().to_string_lossy().into_owned();
             name.contains(id)
                 || (name.ends_with(HASHED)
-                    && (files::read_text(&entry.path(), MAX_BYTES).map_or(true, |text| text.contains(id))))
+                    && (files::read_text(&entry.path(), MAX_BYTES)
+                        .map_or(true, |text| text.contains(id))))
         }),
     };
     CACHES.iter().any(|cache| may_name_it(Path::new(cache)))
@@ -76,7 +84,8 @@ impl CallContext<'_> {
         let network = self.net.name.as_str();
         let (mut living, mut links) = (Vec::new(), None);
         for cache in CACHES {
-            for CachedName { attachment, netns } in read_unlisted(Path::new(cache), network, valid) {
+            for CachedName { attachment, netns } in read_unlisted(Path::new(cache), network, valid)
+            {
                 let links = match &mut links {
                     Some(links) => links,
                     none => none.insert(self.host_netlink()?.dump_links()?),
@@ -115,7 +124,13 @@ fn is_shown_alive(owner: AttachmentId<'_>, netns: &str, links: &[Link]) -> bool 
             .ok()
             .and_then(|inside| -> Option<bool> {
                 let is_own = Netns::open_current().and_then(|own| own.is_same_as(&inside)).ok()?;
-                Some(!is_own && Netlink::open_in(&inside).and_then(|link| link.find_link(owner.ifname)).ok()?.is_some())
+                Some(
+                    !is_own
+                        && Netlink::open_in(&inside)
+                            .and_then(|link| link.find_link(owner.ifname))
+                            .ok()?
+                            .is_some(),
+                )
             })
             .unwrap_or_default()
 }
@@ -128,7 +143,9 @@ mod tests {
     fn only_files_of_unlisted_attachments_are_read() {
         let cache = tempfile::tempdir().unwrap();
         let write = |name: &str, network: &str, id: &str, kind: &str| {
-            let text = format!(r#"{{"kind":"{kind}","networkName":"{network}","containerId":"{id}","ifName":"eth0"}}"#);
+            let text = format!(
+                r#"{{"kind":"{kind}","networkName":"{network}","containerId":"{id}","ifName":"eth0"}}"#
+            );
             fs::write(cache.path().join(name), text).unwrap();
         };
         write("net-listed-eth0", "net", "listed", KIND);
@@ -139,7 +156,8 @@ mod tests {
         write("4567.hashed", "net", "listed", KIND);
         write("net-kind-eth0", "net", "kind", "result");
         fs::write(cache.path().join("net-broken-eth0"), "{").unwrap();
-        let listed = ValidAttachment { container_id: "listed".to_owned(), ifname: "eth0".to_owned() };
+        let listed =
+            ValidAttachment { container_id: "listed".to_owned(), ifname: "eth0".to_owned() };
         let mut found: Vec<String> = read_unlisted(cache.path(), "net", &[listed])
             .into_iter()
             .map(|cached| cached.attachment.container_id)

@@ -20,8 +20,13 @@ mod rollback;
 pub mod run;
 mod turn;
 
-pub use call::{Applet, AppletKind, AppletMain, AppletTable, BuiltinPlugin, ConfigRemarks, PluginService};
+pub use call::{
+    Applet, AppletKind, AppletMain, AppletTable, BuiltinPlugin, ConfigRemarks, PluginService,
+};
 pub use context::CallContext;
-pub use plugin::{AddRequest, CheckRequest, DelRequest, GcRequest, Plugin, delete_and_release, require_prev_result};
+pub use plugin::{
+    AddRequest, CheckRequest, DelRequest, GcRequest, Plugin, delete_and_release,
+    require_prev_result,
+};
 pub use rollback::{Failures, Rollback};
 pub use turn::AttachmentTurn;

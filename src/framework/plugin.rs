@@ -61,7 +61,12 @@ pub trait Plugin {
     fn check(cx: &CallContext<'_>, conf: &Self::Conf, req: &CheckRequest) -> Result<()>;
     /// Restores the missing links and addresses of the host and the missing routes of the container, as ADD created
     /// them; changed ones are left. The rules of the packet filter have been restored already.
-    fn repair(_: &CallContext<'_>, _: &Self::Conf, _: &CheckRequest, _: &mut RepairFindings) -> Result<()> {
+    fn repair(
+        _: &CallContext<'_>,
+        _: &Self::Conf,
+        _: &CheckRequest,
+        _: &mut RepairFindings,
+    ) -> Result<()> {
         Ok(())
     }
     /// Detaches the container: completes all steps that can be done, then reports the first error.
@@ -135,7 +140,9 @@ impl AddRequest {
         // The link is created before IPAM is called, so that an attachment that exists already keeps its address.
         let is_layer2 = addresses.as_ref().is_some_and(|result| result.ips.is_empty());
         child::create_link(master_netlink, inside, wanted, is_layer2 || cx.ipam_needs_link())?;
-        undo.add_step(format!("delete \"{}\"", self.ifname), || child::roll_back_link(inside, &self.ifname));
+        undo.add_step(format!("delete \"{}\"", self.ifname), || {
+            child::roll_back_link(inside, &self.ifname)
+        });
         let mut result = addresses.map_or_else(|| cx.ipam_add(&mut undo), Ok)?;
         let link = child::complete_link(inside, &self.ifname, &self.sandbox.path, &mut result)?;
         cx.finish_result(&mut result);
@@ -171,7 +178,13 @@ impl CheckRequest {
 
     /// The attachment's link, of this kind, as the result of ADD lists it.
     pub fn find_link(&self, inside: &ContainerNetns<'_>, kind: &str) -> Result<CheckedLink<'_>> {
-        child::find_listed_link(inside, self.require_final_result()?, &self.ifname, &self.sandbox.path, kind)
+        child::find_listed_link(
+            inside,
+            self.require_final_result()?,
+            &self.ifname,
+            &self.sandbox.path,
+            kind,
+        )
     }
 
     /// Restores the routes of the attachment's link of this kind that are missing.
@@ -199,18 +212,27 @@ impl DelRequest {
             return Ok(());
         }
         let owner = AttachmentId::new(&cx.net.name, &self.id, &self.ifname);
-        veth::delete_pair(cx.host_netlink()?, &self.ifname, self.netns.as_ref(), self.prev.as_ref(), &|label| {
-            owner.owns_comment(Some(label))
-        })
+        veth::delete_pair(
+            cx.host_netlink()?,
+            &self.ifname,
+            self.netns.as_ref(),
+            self.prev.as_ref(),
+            &|label| owner.owns_comment(Some(label)),
+        )
     }
 
     /// The MAC and the addresses of the attachment's link in the result of ADD.
     pub fn recorded_link(&self) -> Option<RecordedLink> {
         let prev = self.prev.as_ref()?;
-        let index =
-            prev.interfaces.iter().position(|entry| entry.name == self.ifname.as_str() && !entry.sandbox.is_empty())?;
+        let index = prev
+            .interfaces
+            .iter()
+            .position(|entry| entry.name == self.ifname.as_str() && !entry.sandbox.is_empty())?;
         let mac = prev.interfaces[index].mac.parse().ok()?;
-        Some(RecordedLink { mac, addresses: prev.ips_of_interface(index).map(|ip| ip.address).collect() })
+        Some(RecordedLink {
+            mac,
+            addresses: prev.ips_of_interface(index).map(|ip| ip.address).collect(),
+        })
     }
 
     /// Deletes the attachment's link of this kind and releases the addresses, if they are managed.
@@ -218,8 +240,9 @@ impl DelRequest {
         let mut failures = Failures::new();
         delete_and_release(cx, &mut failures, CallContext::ipam_del, |failures| {
             let netns = self.netns.as_ref();
-            let deleted = netns
-                .map_or(Ok(()), |netns| child::delete_link(netns, &self.ifname, kind, self.recorded_link().as_ref()));
+            let deleted = netns.map_or(Ok(()), |netns| {
+                child::delete_link(netns, &self.ifname, kind, self.recorded_link().as_ref())
+            });
             failures.keep_error(deleted)
         });
         failures.into_result()

@@ -125,11 +125,15 @@ fn judge_target(
         return own.liveness.into();
     }
     if let Some(other) = of_target.find(|status| status.liveness == Liveness::Alive) {
-        return PortOwnerState::Ended(format!("{target} is leased to container \"{}\"", other.lease.id));
+        return PortOwnerState::Ended(format!(
+            "{target} is leased to container \"{}\"",
+            other.lease.id
+        ));
     }
     let mut with_address = records.iter().filter(|record| record.ips.contains(&target)).peekable();
-    if let Some(other) =
-        with_address.clone().find(|record| record.network == *network && record.liveness() == Liveness::Alive)
+    if let Some(other) = with_address
+        .clone()
+        .find(|record| record.network == *network && record.liveness() == Liveness::Alive)
     {
         return PortOwnerState::Ended(format!("container \"{}\" has {target}", other.id));
     }
@@ -144,7 +148,9 @@ fn judge_target(
     }
     match find_traffic_to(target) {
         Ok(None) => {}
-        Ok(Some(what)) => return doubt(format!("nothing was recorded of it, and the host has {what} {target}")),
+        Ok(Some(what)) => {
+            return doubt(format!("nothing was recorded of it, and the host has {what} {target}"));
+        }
         Err(error) => return doubt(error.to_string()),
     }
     if may_be_cached(id) {
@@ -157,19 +163,25 @@ fn judge_target(
 fn find_traffic_to(target: IpAddr) -> NetlinkResult<Option<&'static str>> {
     let host = Netlink::open()?;
     let route = host.find_matching_route(target)?;
-    Ok(if route.is_some_and(|route| route.dst == IpNet::from(target)) || host.is_local_address(target) {
-        Some("a route to")
-    } else if host.has_neighbour(target)? {
-        Some("heard the neighbour")
-    } else {
-        None
-    })
+    Ok(
+        if route.is_some_and(|route| route.dst == IpNet::from(target))
+            || host.is_local_address(target)
+        {
+            Some("a route to")
+        } else if host.has_neighbour(target)? {
+            Some("heard the neighbour")
+        } else {
+            None
+        },
+    )
 }
 
 /// The directories with the leases of a network, by the records of its attachments. None if a record names a directory
 /// that a tenant may write to.
 fn recorded_data_dirs(network: &str) -> Vec<PathBuf> {
-    let records = AttachmentRecord::read_all(Some(network)).into_iter().filter(|record| record.ipam == HOST_LOCAL);
+    let records = AttachmentRecord::read_all(Some(network))
+        .into_iter()
+        .filter(|record| record.ipam == HOST_LOCAL);
     let named = records.map(|record| record.data_dir.unwrap_or_else(|| DATA_DIR.into()));
     let mut dirs = collect_set(named);
     if dirs.is_empty() {
@@ -193,7 +205,8 @@ pub fn remove_port_owner_if_ended(filter: &PacketFilter, owner: &PortOwner) -> R
 pub fn remove_named_port_owner(filter: &PacketFilter, owner: &PortOwner) -> Result<bool> {
     let PortOwner { network, id, ifname, .. } = owner;
     let of_ifname = |ifname| AttachmentId { network, ifname, id };
-    let _lock = ifname.as_deref().map(|ifname| AttachmentTurn::take(of_ifname(ifname))).transpose()?;
+    let _lock =
+        ifname.as_deref().map(|ifname| AttachmentTurn::take(of_ifname(ifname))).transpose()?;
     if find_record(owner).is_some() || !ports::list_port_owners(filter)?.contains(owner) {
         return Ok(false);
     }
@@ -215,16 +228,22 @@ pub fn remove_ended_port_owner(
         return Ok(remove_if_ended(&record)?.then_some(why));
     }
     let PortOwner { network, id, .. } = owner;
-    let _lock =
-        owner.ifname.as_ref().map(|ifname| AttachmentTurn::take(AttachmentId { network, ifname, id })).transpose()?;
+    let _lock = owner
+        .ifname
+        .as_ref()
+        .map(|ifname| AttachmentTurn::take(AttachmentId { network, ifname, id }))
+        .transpose()?;
     // The owner may have got further ports since, and rules in the other family.
-    let Some(now) = ports::list_port_owners(filter)?.into_iter().find(|other| other.is_same(owner)) else {
+    let Some(now) = ports::list_port_owners(filter)?.into_iter().find(|other| other.is_same(owner))
+    else {
         return Ok(None);
     };
     let PortOwnerState::Ended(why) = judge_port_owner(&now, data_dirs) else { return Ok(None) };
     ports::remove_port_owner(filter, &now)
         .context(|| format!("remove the port mappings of container \"{id}\", which is gone"))?;
     let ports = now.describe_ports();
-    log_reclaimed(format!("removed what led {ports} to container \"{id}\" (network \"{network}\"): {why}"));
+    log_reclaimed(format!(
+        "removed what led {ports} to container \"{id}\" (network \"{network}\"): {why}"
+    ));
     Ok(Some(why))
 }

@@ -28,12 +28,17 @@ use cni::{CniResult, NetworkName};
 pub fn remove_attachment_state(owner: AttachmentId<'_>, ips: &[IpAddr]) -> Result<()> {
     remove_rules_and_devices(owner, ips, false)?;
     // The record is removed last, so that the owner of remaining state is known.
-    AttachmentRecord::find_by_attachment(owner).map_or(Ok(()), |record| record.remove_with_addresses())
+    AttachmentRecord::find_by_attachment(owner)
+        .map_or(Ok(()), |record| record.remove_with_addresses())
 }
 
 /// Removes the rules of all features, and the devices. The source MAC check of an attachment that `is_being_added`
 /// stays: ADD creates it before it requests addresses.
-fn remove_rules_and_devices(owner: AttachmentId<'_>, ips: &[IpAddr], is_being_added: bool) -> Result<()> {
+fn remove_rules_and_devices(
+    owner: AttachmentId<'_>,
+    ips: &[IpAddr],
+    is_being_added: bool,
+) -> Result<()> {
     let packets = PacketFilter::new();
     let mut failures = Failures::new();
     for feature in packets.features {
@@ -60,7 +65,13 @@ fn remove_shaping_devices(owner: AttachmentId<'_>) -> Result<()> {
 impl<'a> CallContext<'a> {
     /// Records the attachment on the node, before the first state is created that outlives the container. The record
     /// of an earlier plugin of the list is sufficient.
-    pub fn record_attachment(&self, plugin: &str, req: &AddRequest, result: &CniResult, undo: &mut Rollback<'a>) {
+    pub fn record_attachment(
+        &self,
+        plugin: &str,
+        req: &AddRequest,
+        result: &CniResult,
+        undo: &mut Rollback<'a>,
+    ) {
         self.write_record(plugin, req, result, None, undo);
     }
 
@@ -75,7 +86,9 @@ impl<'a> CallContext<'a> {
     ) {
         let content = serde_json::to_value(content);
         let content = content
-            .map_err(|e| log_unrecorded(format_args!("could not encode the record of the {}: {e}", kept.0)))
+            .map_err(|e| {
+                log_unrecorded(format_args!("could not encode the record of the {}: {e}", kept.0));
+            })
             .ok();
         self.write_record(plugin, req, result, content.map(|content| (kept, content)), undo);
     }
@@ -104,7 +117,11 @@ impl<'a> CallContext<'a> {
             data_dir: self.configured_data_dir(),
             ..AttachmentRecord::new(owner, plugin, &req.sandbox.path)
         };
-        let former = if known == KnownRecord::Absent { None } else { AttachmentRecord::find_by_attachment(owner) };
+        let former = if known == KnownRecord::Absent {
+            None
+        } else {
+            AttachmentRecord::find_by_attachment(owner)
+        };
         if let Some(same) = former.as_ref().filter(|former| former.is_same_instance(&record)) {
             record.rules.clone_from(&same.rules);
         }
@@ -113,7 +130,10 @@ impl<'a> CallContext<'a> {
             kept
         });
         let record_now = || -> Result<()> {
-            former.as_ref().map_or_else(|| record.save_with_addresses(), |former| record.replace_record(former))?;
+            former.as_ref().map_or_else(
+                || record.save_with_addresses(),
+                |former| record.replace_record(former),
+            )?;
             Ok(kept.map_or(Ok(()), |kept| kept.link_part(owner))?)
         };
         if let Err(e) = record_now() {
@@ -133,7 +153,8 @@ impl<'a> CallContext<'a> {
 
     /// `ipam.dataDir`, if configured.
     fn configured_data_dir(&self) -> Option<PathBuf> {
-        let dir = self.net.json.get_member("ipam").and_then(|ipam| ipam.get_member("dataDir")?.as_str());
+        let dir =
+            self.net.json.get_member("ipam").and_then(|ipam| ipam.get_member("dataDir")?.as_str());
         dir.filter(|dir| !dir.is_empty()).map(PathBuf::from)
     }
 
@@ -146,7 +167,8 @@ impl<'a> CallContext<'a> {
         let Ok(host) = self.host_netlink() else { return };
         match record.liveness_by(host) {
             Liveness::Gone(_) => {
-                let removed = remove_proved_leases(&record, Some(owner)).and_then(|()| remove_ended(&record));
+                let removed =
+                    remove_proved_leases(&record, Some(owner)).and_then(|()| remove_ended(&record));
                 removed.map_or_else(|error| warn!("{error}"), drop);
             }
             life if is_of_container(&record, life, req) => self.record.set(KnownRecord::Current),
@@ -161,7 +183,13 @@ impl<'a> CallContext<'a> {
     }
 
     /// Records the attachment if it [is leased](CallContext::has_mac_lease), unless the plugin has recorded it already.
-    pub(super) fn record_if_leased(&self, plugin: &str, req: &AddRequest, result: &CniResult, undo: &mut Rollback<'a>) {
+    pub(super) fn record_if_leased(
+        &self,
+        plugin: &str,
+        req: &AddRequest,
+        result: &CniResult,
+        undo: &mut Rollback<'a>,
+    ) {
         let owner = AttachmentId::new(&self.net.name, &req.id, &req.ifname);
         if self.has_mac_lease(plugin) && !self.has_record(owner, req) {
             self.record_attachment(plugin, req, result, undo);
@@ -169,9 +197,15 @@ impl<'a> CallContext<'a> {
     }
 
     /// The host's end of the pair that an earlier plugin of the list has created; the plugin may be another program's.
-    fn find_listed_end(&self, owner: AttachmentId<'_>, req: &AddRequest, result: &CniResult) -> Option<HostVeth> {
+    fn find_listed_end(
+        &self,
+        owner: AttachmentId<'_>,
+        req: &AddRequest,
+        result: &CniResult,
+    ) -> Option<HostVeth> {
         let host = self.host_netlink().ok()?;
-        let ends = req.sandbox.open_netns().and_then(|netns| peer::find_listed_ends(host, netns, result));
+        let ends =
+            req.sandbox.open_netns().and_then(|netns| peer::find_listed_ends(host, netns, result));
         match ends.unwrap_or_default().as_slice() {
             [end] => HostVeth::from_link(owner, host, end),
             _ => None,
@@ -181,7 +215,8 @@ impl<'a> CallContext<'a> {
     /// Whether the attachment has a record already, of this container rather than of an earlier one with the same id.
     fn has_record(&self, owner: AttachmentId<'_>, req: &AddRequest) -> bool {
         AttachmentRecord::find_by_attachment(owner).is_some_and(|record| {
-            self.host_netlink().is_ok_and(|host| is_of_container(&record, record.liveness_by(host), req))
+            self.host_netlink()
+                .is_ok_and(|host| is_of_container(&record, record.liveness_by(host), req))
         })
     }
 }
@@ -208,7 +243,10 @@ fn restore_instance(record: &AttachmentRecord) -> Result<()> {
 /// still exists.
 pub fn remove_ended_owners(ip: IpAddr, next: AttachmentId<'_>) -> Result<()> {
     for record in AttachmentRecord::find_others_by_address(ip, next) {
-        if !remove_if_ended(&record)? && record.network == next.network && record.liveness() == Liveness::Alive {
+        if !remove_if_ended(&record)?
+            && record.network == next.network
+            && record.liveness() == Liveness::Alive
+        {
             let AttachmentRecord { id, ifname, .. } = &record;
             warn!("{ip} is also in use by container {id}, interface {ifname}");
         }
@@ -285,7 +323,8 @@ pub fn release_recorded_leases(owner: AttachmentId<'_>, done: &[&Path]) -> Resul
     let mut failures = Failures::new();
     for dir in dirs.filter(|dir| !done.contains(dir)) {
         let store = LeaseStore::open_existing(dir, owner.network, LeaseOptions::default());
-        let released = store.map(|store| store.map_or(Ok(Vec::new()), |mut it| it.release_attachment(owner)));
+        let released =
+            store.map(|store| store.map_or(Ok(Vec::new()), |mut it| it.release_attachment(owner)));
         for ip in failures.keep_error(released.and_then(|released| released)).unwrap_or_default() {
             warn!("released {ip}, whose lease is in {}", dir.display());
         }
@@ -294,10 +333,15 @@ pub fn release_recorded_leases(owner: AttachmentId<'_>, done: &[&Path]) -> Resul
 }
 
 /// Releases the addresses that a failed ADD has reserved in the directory of its configuration.
-pub(super) fn release_addresses(cx: &CallContext<'_>, owner: AttachmentId<'_>, ips: &[IpAddr]) -> Result<()> {
+pub(super) fn release_addresses(
+    cx: &CallContext<'_>,
+    owner: AttachmentId<'_>,
+    ips: &[IpAddr],
+) -> Result<()> {
     let dir = cx.configured_data_dir();
     let dir = dir.as_deref().unwrap_or(Path::new(DATA_DIR));
-    let Some(mut store) = LeaseStore::open_existing(dir, owner.network, LeaseOptions::default())? else {
+    let Some(mut store) = LeaseStore::open_existing(dir, owner.network, LeaseOptions::default())?
+    else {
         return Ok(());
     };
     let mut failures = Failures::new();
@@ -323,7 +367,11 @@ pub fn attachment_liveness(owner: AttachmentId<'_>, data_dir: &Path) -> Liveness
 /// GC: removes this plugin's records of stale attachments, whose state the plugin has removed; the parts of a record by
 /// which the next plugins find their rules stay. Then reclaims attachments that have certainly ended, except for those
 /// that the runtime lists as valid. Without a request only attachments that have certainly ended are reclaimed.
-pub(super) fn collect_garbage(plugin: &str, network: &NetworkName, req: Option<&GcRequest>) -> Result<()> {
+pub(super) fn collect_garbage(
+    plugin: &str,
+    network: &NetworkName,
+    req: Option<&GcRequest>,
+) -> Result<()> {
     let mut failures = Failures::new();
     for record in AttachmentRecord::read_all(Some(network.as_str())) {
         match req {
@@ -337,14 +385,21 @@ pub(super) fn collect_garbage(plugin: &str, network: &NetworkName, req: Option<&
         }
     }
     if let Some(req) = req {
-        AttachmentRecord::remove_leftovers(network, &AttachmentId::from_attachments(network, &req.valid));
+        AttachmentRecord::remove_leftovers(
+            network,
+            &AttachmentId::from_attachments(network, &req.valid),
+        );
     }
     failures.into_result()
 }
 
 /// Removes the state of the owner of leases, except for the leases. The attachment being added, `next`, may have the
 /// same names: its record and its source MAC check stay.
-fn remove_lease_owner_state(owner: AttachmentId<'_>, ips: &[IpAddr], next: Option<AttachmentId<'_>>) -> Result<()> {
+fn remove_lease_owner_state(
+    owner: AttachmentId<'_>,
+    ips: &[IpAddr],
+    next: Option<AttachmentId<'_>>,
+) -> Result<()> {
     // The attachment being added has the turn of its names.
     let _lock = if next == Some(owner) { None } else { AttachmentTurn::take(owner)? };
     match AttachmentRecord::find_by_attachment(owner) {

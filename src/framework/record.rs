@@ -42,12 +42,14 @@ fn shown_keys_of_call(plugin: &str, call: &PluginCall<'_>) -> VisibleKeys {
 pub fn without_secrets(lines: &str, shown: &VisibleKeys) -> String {
     let clean = |json: &mut Json| {
         let key = json.get_member("key").and_then(Json::as_str).unwrap_or_default().to_owned();
-        let value = json.get_member_mut("value").and_then(|value| value.get_member_mut("stringValue"));
+        let value =
+            json.get_member_mut("value").and_then(|value| value.get_member_mut("stringValue"));
         match (key.as_str(), value) {
             ("cni.config", Some(Json::String(text))) => {
                 // The text may be the reason why there is no configuration, or its length.
                 let reason = |_| secrets::redact_text(text);
-                *text = Json::parse(text.as_bytes()).map_or_else(reason, |conf| configuration_text(conf, shown));
+                *text = Json::parse(text.as_bytes())
+                    .map_or_else(reason, |conf| configuration_text(conf, shown));
             }
             ("cni.args", Some(Json::String(text))) => *text = secrets::redact_args(text),
             _ => {}
@@ -108,11 +110,17 @@ pub fn finish_call(plugin: &str, call: &PluginCall<'_>, error: Option<&Error>) {
     let values = json.as_ref().map(secrets::find_values).unwrap_or_default();
     if error.is_some() {
         root.add_text("cni.config", || {
-            json.map_or_else(|why| why.to_string(), |json| configuration_text(json, &shown_keys_of_call(plugin, call)))
+            json.map_or_else(
+                |why| why.to_string(),
+                |json| configuration_text(json, &shown_keys_of_call(plugin, call)),
+            )
         });
     }
     let is_status = *verb == CniVerb::Status.as_str();
-    write_recording(&if error.is_some() && !is_status { failed_call_log() } else { trace_log() }, &values);
+    write_recording(
+        &if error.is_some() && !is_status { failed_call_log() } else { trace_log() },
+        &values,
+    );
 }
 
 /// The keys of configurations whose values are shown: those of the plugins of this executable and the specification.
@@ -159,9 +167,9 @@ mod tests {
         match keys {
             DecodedKeys::Any => Json::Number(7.into()),
             DecodedKeys::Items(keys) => Json::Array(vec![sample(keys)]),
-            DecodedKeys::Fields(fields) => {
-                Json::Object(fields.iter().map(|(name, keys)| ((*name).to_owned(), sample(keys))).collect())
-            }
+            DecodedKeys::Fields(fields) => Json::Object(
+                fields.iter().map(|(name, keys)| ((*name).to_owned(), sample(keys))).collect(),
+            ),
         }
     }
 

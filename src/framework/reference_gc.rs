@@ -40,7 +40,11 @@ struct UnlabelledEnds<'a> {
 impl<'a> CallContext<'a> {
     /// The request of a GC for the attachments that the runtime calls valid, for those that [live](super::living), and
     /// for those in doubt.
-    pub(super) fn gc_request(&self, plugin: &str, mut valid: Vec<ValidAttachment>) -> Result<GcRequest> {
+    pub(super) fn gc_request(
+        &self,
+        plugin: &str,
+        mut valid: Vec<ValidAttachment>,
+    ) -> Result<GcRequest> {
         let listed = valid.len();
         valid.extend(self.find_living(&valid)?);
         valid.extend(self.find_in_doubt(plugin, &valid)?);
@@ -48,7 +52,11 @@ impl<'a> CallContext<'a> {
         Ok(GcRequest { valid })
     }
 
-    fn find_in_doubt(&self, plugin: &str, valid: &[ValidAttachment]) -> Result<Vec<ValidAttachment>> {
+    fn find_in_doubt(
+        &self,
+        plugin: &str,
+        valid: &[ValidAttachment],
+    ) -> Result<Vec<ValidAttachment>> {
         if !["bridge", "ptp"].contains(&plugin) {
             return Ok(Vec::new());
         }
@@ -117,7 +125,9 @@ impl<'a> CallContext<'a> {
                     .chain(unlisted)
                     .map(|a| {
                         let members = [("containerID", &a.container_id), ("ifname", &a.ifname)];
-                        Json::Object(members.map(|(key, value)| (key.to_owned(), text(value))).into())
+                        Json::Object(
+                            members.map(|(key, value)| (key.to_owned(), text(value))).into(),
+                        )
                     })
                     .collect(),
             ),

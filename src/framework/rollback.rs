@@ -26,7 +26,11 @@ impl<'a> Rollback<'a> {
     }
 
     /// As [`Rollback::add_step`], for a step that runs after all other steps, also those registered earlier.
-    pub fn add_last_step(&mut self, what: impl Into<String>, undo: impl FnOnce() -> Result<()> + 'a) {
+    pub fn add_last_step(
+        &mut self,
+        what: impl Into<String>,
+        undo: impl FnOnce() -> Result<()> + 'a,
+    ) {
         self.last.push((what.into(), Box::new(undo)));
     }
 

@@ -23,7 +23,9 @@ pub fn main(applet: &Applet, mut args: Vec<String>, table: AppletTable) -> ExitC
         AppletMain::Tool(tool) => return tool(args, table),
         AppletMain::Plugin(plugin) => plugin,
     };
-    if let Some(service) = plugin.services.iter().find(|service| args.first().is_some_and(|arg| arg == service.name)) {
+    if let Some(service) =
+        plugin.services.iter().find(|service| args.first().is_some_and(|arg| arg == service.name))
+    {
         args.remove(0);
         return (service.main)(args);
     }
@@ -75,8 +77,10 @@ fn help_text(applet: &Applet, plugin: BuiltinPlugin) -> String {
     let mut keys = key_paths("", &(plugin.keys)());
     // Keys that the runtime adds.
     keys.retain(|key| !key.starts_with("runtimeConfig") && !key.starts_with("args"));
-    let words: Vec<_> = plugin.services.iter().map(|service| format!("{name} {} --help", service.name)).collect();
-    let tools = if words.is_empty() { String::new() } else { format!("Tools: {}\n", words.join(", ")) };
+    let words: Vec<_> =
+        plugin.services.iter().map(|service| format!("{name} {} --help", service.name)).collect();
+    let tools =
+        if words.is_empty() { String::new() } else { format!("Tools: {}\n", words.join(", ")) };
     let keys = if keys.is_empty() { "none of its own".to_owned() } else { keys.join("\n  ") };
     format!(
         "{name}: {about}
@@ -100,7 +104,10 @@ fn key_paths(at: &str, keys: &DecodedKeys) -> Vec<String> {
         DecodedKeys::Items(keys) => key_paths(&format!("{at}[]"), keys),
         DecodedKeys::Fields(fields) => {
             let dot = if at.is_empty() { "" } else { "." };
-            fields.iter().flat_map(|(name, keys)| key_paths(&format!("{at}{dot}{name}"), keys)).collect()
+            fields
+                .iter()
+                .flat_map(|(name, keys)| key_paths(&format!("{at}{dot}{name}"), keys))
+                .collect()
         }
     }
 }

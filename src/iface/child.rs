@@ -48,7 +48,8 @@ pub struct NewChildLink<'a> {
 /// The master called `name`; without a name, the link of the default route, IPv4 first.
 fn find_master(netlink: &Netlink, name: &str) -> Result<Link> {
     if name.is_empty() {
-        return default_route_link(netlink).map_err(|e| e.with_details("name the link in the key \"master\""));
+        return default_route_link(netlink)
+            .map_err(|e| e.with_details("name the link in the key \"master\""));
     }
     let failed = || format!("failed to lookup master \"{name}\"");
     if let Some(link) = netlink.find_link(name).context(failed)? {
@@ -56,7 +57,10 @@ fn find_master(netlink: &Netlink, name: &str) -> Result<Link> {
     }
     let remedy = match address_label_remedy(netlink, name)? {
         Some(remedy) => remedy,
-        None => "\"master\" names a link of the host, or with \"linkInContainer\" one of the container".to_owned(),
+        None => {
+            "\"master\" names a link of the host, or with \"linkInContainer\" one of the container"
+                .to_owned()
+        }
     };
     Err(Error::internal(format!("{}: Link not found", failed())).with_details(remedy))
 }
@@ -71,7 +75,12 @@ pub fn address_label_remedy(netlink: &Netlink, name: &str) -> Result<Option<Stri
 /// Creates the child in the container under its final name, so that [`delete_link`] finds the child even if this
 /// process is killed. `netlink` is a socket in the master's network namespace. With `up` the same message sets the
 /// child up: for a child without addresses, or with addresses that are requested through the child (DHCP).
-pub fn create_link(netlink: &Netlink, inside: &ContainerNetns<'_>, wanted: &NewChildLink<'_>, up: bool) -> Result<()> {
+pub fn create_link(
+    netlink: &Netlink,
+    inside: &ContainerNetns<'_>,
+    wanted: &NewChildLink<'_>,
+    up: bool,
+) -> Result<()> {
     let name = wanted.ifname.as_str();
     let link = NewLink::new(name, wanted.kind.clone()).with_mtu(wanted.mtu).with_mac(wanted.mac);
     let link = link.with_netns(inside.netns.as_fd());
@@ -148,7 +157,12 @@ pub fn complete_link(
 
 /// Adds the addresses and routes of `result` to the interface, and sets the interface up. The neighbours learn of all
 /// addresses by announcements.
-pub fn configure_link(inside: &ContainerNetns<'_>, link: &Link, result: &CniResult, style: AddressStyle) -> Result<()> {
+pub fn configure_link(
+    inside: &ContainerNetns<'_>,
+    link: &Link,
+    result: &CniResult,
+    style: AddressStyle,
+) -> Result<()> {
     configure::enable_announcements(inside, link);
     configure::configure_layer3(inside, link, result, style, &[("ndisc_notify", "1")])
 }
@@ -163,7 +177,12 @@ pub struct RecordedLink {
 /// Deletes the link `ifname` of this kind; success if there is none. A link `ifname` of another kind does not belong to
 /// the attachment and stays: the container may have [renamed](find_renamed_link) the attachment's link, and created
 /// another link of the same name.
-pub fn delete_link(netns: &Netns, ifname: &InterfaceName, kind: &str, recorded: Option<&RecordedLink>) -> Result<()> {
+pub fn delete_link(
+    netns: &Netns,
+    ifname: &InterfaceName,
+    kind: &str,
+    recorded: Option<&RecordedLink>,
+) -> Result<()> {
     let inside = Netlink::open_in(netns)?;
     let mut named = inside.find_link(ifname.as_str())?;
     if named.take_if(|link| link.kind.as_deref() != Some(kind)).is_some() {
@@ -185,7 +204,11 @@ pub fn delete_link(netns: &Netns, ifname: &InterfaceName, kind: &str, recorded: 
 /// The attachment's link, which the container has renamed: the only link of this kind with the recorded MAC, if it has
 /// all recorded addresses, which are about to be released. The MAC alone proves nothing: another attachment may have
 /// the same MAC, and ipvlan and VLAN links have the MAC of their master.
-fn find_renamed_link(inside: &Netlink, kind: &str, recorded: &RecordedLink) -> Result<Option<Link>> {
+fn find_renamed_link(
+    inside: &Netlink,
+    kind: &str,
+    recorded: &RecordedLink,
+) -> Result<Option<Link>> {
     let RecordedLink { mac, addresses } = recorded;
     if addresses.is_empty() {
         return Ok(None);
@@ -255,7 +278,11 @@ pub struct MasterConfig<'a> {
 
 impl MasterConfig<'_> {
     /// The netlink socket in the master's network namespace.
-    pub fn master_netlink<'n>(self, host: &'n Netlink, inside: &'n ContainerNetns<'_>) -> &'n Netlink {
+    pub fn master_netlink<'n>(
+        self,
+        host: &'n Netlink,
+        inside: &'n ContainerNetns<'_>,
+    ) -> &'n Netlink {
         if self.in_container { &inside.netlink } else { host }
     }
 
@@ -269,12 +296,21 @@ impl MasterConfig<'_> {
     /// STATUS: fails if there is no master. A master in the container cannot be checked, because the container is not
     /// known yet.
     pub fn require_present(self, host: &Netlink) -> Result<()> {
-        if self.in_container { Ok(()) } else { self.resolve_master(host, host).map(drop).or_unavailable() }
+        if self.in_container {
+            Ok(())
+        } else {
+            self.resolve_master(host, host).map(drop).or_unavailable()
+        }
     }
 
     /// CHECK: fails unless `link` is on top of the configured master. Without a configured master any existing link is
     /// accepted: the default route may have moved since ADD.
-    pub fn verify_master(self, host: &Netlink, inside: &ContainerNetns<'_>, link: &Link) -> Result<()> {
+    pub fn verify_master(
+        self,
+        host: &Netlink,
+        inside: &ContainerNetns<'_>,
+        link: &Link,
+    ) -> Result<()> {
         let in_container = link.link_netnsid.is_none();
         if self.name.is_empty() {
             let netlink = MasterConfig { in_container, ..self }.master_netlink(host, inside);

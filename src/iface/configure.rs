@@ -8,8 +8,8 @@ use nix::errno::Errno;
 
 use super::{ContainerNetns, ON_LINK};
 use crate::netlink::{
-    self, DuplicateDetection, KernelRoute, Link, LinkAddress, LinkChange, MultipathHop, Netlink, NewLinkAddress,
-    OnOffSetting, OperationalState, RouteAddMode, WaitOutcome,
+    self, DuplicateDetection, KernelRoute, Link, LinkAddress, LinkChange, MultipathHop, Netlink,
+    NewLinkAddress, OnOffSetting, OperationalState, RouteAddMode, WaitOutcome,
 };
 use crate::sysctl;
 use cni::error::{Error, ErrorContext, Result};
@@ -49,7 +49,10 @@ fn addresses_of_link<'r>(result: &'r CniResult, ifname: &str) -> Result<Vec<&'r 
         let Some(index) = ip.interface else { continue };
         let target = usize::try_from(index).ok().and_then(|i| result.interfaces.get(i));
         if target.is_none_or(|interface| interface.name != ifname) {
-            let msg = format!("failed to add IP addr {} to \"{ifname}\": invalid interface index", ip.address);
+            let msg = format!(
+                "failed to add IP addr {} to \"{ifname}\": invalid interface index",
+                ip.address
+            );
             return Err(Error::internal(msg));
         }
         own.push(ip);
@@ -65,7 +68,11 @@ pub fn add_addresses_and_set_up(
     style: AddressStyle,
 ) -> Result<()> {
     let ips = addresses_of_link(result, &link.name)?;
-    let dad = if style == AddressStyle::Detect { DuplicateDetection::Kernel } else { DuplicateDetection::Off };
+    let dad = if style == AddressStyle::Detect {
+        DuplicateDetection::Kernel
+    } else {
+        DuplicateDetection::Off
+    };
     for ip in &ips {
         let prefix_route = style != AddressStyle::Routed;
         let address = NewLinkAddress { dad, prefix_route, ..NewLinkAddress::new(ip.address) };
@@ -81,7 +88,8 @@ pub fn add_addresses_and_set_up(
     if !ips.iter().any(|ip| ip.address.addr().is_ipv6()) {
         return Ok(());
     }
-    wait_for_detection(inside, link).context(|| format!("failed to settle addresses for \"{}\"", link.name))
+    wait_for_detection(inside, link)
+        .context(|| format!("failed to settle addresses for \"{}\"", link.name))
 }
 
 /// Configures the container's interface with the addresses and routes of `result`, and sets the interface up. `ipv6`
@@ -110,7 +118,11 @@ pub fn request_to_restore(addr: &LinkAddress) -> NewLinkAddress {
 
 /// Adds a gateway's address to a link of the host, without duplicate address detection, so that the container can use
 /// the gateway at once. Enables IPv6 on the link where new links have IPv6 disabled.
-pub fn add_gateway_address(host: &Netlink, link: &Link, gateway: IpNet) -> netlink::NetlinkResult<()> {
+pub fn add_gateway_address(
+    host: &Netlink,
+    link: &Link,
+    gateway: IpNet,
+) -> netlink::NetlinkResult<()> {
     let address = NewLinkAddress { dad: DuplicateDetection::Off, ..NewLinkAddress::new(gateway) };
     let add = || host.add_address(link.index, &address);
     let added = add();
@@ -136,7 +148,8 @@ fn wait_for_detection(inside: &ContainerNetns<'_>, link: &Link) -> Result<()> {
 /// Waits until the IPv6 addresses among `addrs`, added without duplicate address detection, receive packets. A timeout
 /// is no error: on a very busy node the addresses receive packets a little later.
 pub fn wait_for_ipv6(netlink: &Netlink, addrs: &mut dyn Iterator<Item = IpAddr>) -> Result<()> {
-    let addrs: Vec<_> = addrs.filter_map(|addr| if let IpAddr::V6(v6) = addr { Some(v6) } else { None }).collect();
+    let addrs: Vec<_> =
+        addrs.filter_map(|addr| if let IpAddr::V6(v6) = addr { Some(v6) } else { None }).collect();
     if !addrs.is_empty() && !netlink.wait_for_local_addresses(&addrs, LOCAL_ADDRESS_TIMEOUT)? {
         debug!("{addrs:?} have no local routes yet");
     }
@@ -156,7 +169,9 @@ pub fn set_link_up(inside: &ContainerNetns<'_>, link: &Link) -> Result<()> {
 /// Waits for the carrier of a pair, for which both ends must be up. The kernel first sends
 /// the event of the end that was set up last, so `link` has to be the other end.
 pub fn wait_for_carrier(netlink: &Netlink, link: &Link) -> Result<()> {
-    match netlink.wait_for_link(link.index, CARRIER_TIMEOUT, |link| link.oper_state == OperationalState::Up)? {
+    match netlink.wait_for_link(link.index, CARRIER_TIMEOUT, |link| {
+        link.oper_state == OperationalState::Up
+    })? {
         WaitOutcome::Reached(_) => Ok(()),
         WaitOutcome::TimedOut(Link { name, oper_state, .. }) => {
             Err(Error::internal(format!("link \"{name}\" is {oper_state}, not up")))
@@ -178,7 +193,8 @@ pub fn enable_announcements(inside: &ContainerNetns<'_>, link: &Link) {
 /// Announces the addresses again, by setting the MAC address that the link has: the kernel's announcements when the
 /// link comes up are lost if they are sent before the port of the bridge forwards.
 pub fn announce_addresses(inside: &ContainerNetns<'_>, link: &Link) {
-    let change = link.mac.map(|mac| inside.netlink.change_link(link.index, LinkChange::new().set_mac(mac)));
+    let change =
+        link.mac.map(|mac| inside.netlink.change_link(link.index, LinkChange::new().set_mac(mac)));
     if let Some(Err(error)) = change {
         debug!("could not announce the addresses: {error}");
     }
@@ -205,7 +221,8 @@ pub fn prepare_ipv6(
     inside.netns.run_inside(|| {
         try_set(&key("lo", "disable_ipv6"), "0");
         // `ensure`: a parameter with the right value need not be writable.
-        sysctl::ensure_value(&key(ifname, "disable_ipv6"), "0").context(|| "configure the interface")?;
+        sysctl::ensure_value(&key(ifname, "disable_ipv6"), "0")
+            .context(|| "configure the interface")?;
         if let Err(error) = sysctl::ensure_value(&key(ifname, "keep_addr_on_down"), "1") {
             warn!("{error}; IPv6 addresses are lost if the interface is set down");
         }
@@ -275,7 +292,11 @@ fn gateway_remedy(route: &KernelRoute, result: &CniResult) -> Option<String> {
 
 /// The default gateway of a route without one: the first gateway of the same family among the addresses.
 pub fn implied_gateway(result: &CniResult, dst: &IpNet) -> Option<IpAddr> {
-    result.ips.iter().filter_map(IpConfig::usable_gateway).find(|gw| gw.is_ipv4() == dst.addr().is_ipv4())
+    result
+        .ips
+        .iter()
+        .filter_map(IpConfig::usable_gateway)
+        .find(|gw| gw.is_ipv4() == dst.addr().is_ipv4())
 }
 
 /// The gateway of a route. A route without a gateway, whose destination is not on the link, uses the default gateway.
@@ -293,7 +314,9 @@ pub fn is_on_link(route: &cni::ResultRoute, result: &CniResult) -> bool {
     };
     route.gw.is_none()
         && (route.scope >= Some(ON_LINK)
-            || (route.dst == host_net(ip) && (!result.ips.iter().any(|own| own.address.contains(&ip))) && is_gateway()))
+            || (route.dst == host_net(ip)
+                && (!result.ips.iter().any(|own| own.address.contains(&ip)))
+                && is_gateway()))
 }
 
 /// The routes of `result` through the link `oif` as [`add_routes`] adds them.
@@ -328,7 +351,10 @@ fn kernel_route(route: &cni::ResultRoute, gateways: &[Option<IpAddr>], oif: u32)
         return KernelRoute { gw: *gw, oif: Some(oif), ..kernel };
     }
     KernelRoute {
-        nexthops: gateways.iter().map(|gw| MultipathHop { gw: *gw, oif: Some(oif), weight: 1 }).collect(),
+        nexthops: gateways
+            .iter()
+            .map(|gw| MultipathHop { gw: *gw, oif: Some(oif), weight: 1 })
+            .collect(),
         ..kernel
     }
 }
@@ -341,7 +367,8 @@ pub(super) fn route_gateways(route: &KernelRoute) -> Vec<IpAddr> {
 /// A route through the link `ifname`, in the syntax of `ip route`.
 pub fn describe_route(route: &KernelRoute, ifname: &str) -> String {
     let gateways: Vec<String> = route_gateways(route).iter().map(ToString::to_string).collect();
-    let via = if gateways.is_empty() { String::new() } else { format!(" via {}", gateways.join(", ")) };
+    let via =
+        if gateways.is_empty() { String::new() } else { format!(" via {}", gateways.join(", ")) };
     let table = route.table.map(|table| format!(" table {table}")).unwrap_or_default();
     let metric = route.priority.map(|metric| format!(" metric {metric}")).unwrap_or_default();
     format!("{}{via} dev {ifname}{metric}{table}", route.dst)
@@ -364,8 +391,16 @@ mod tests {
                 "routes":[{"dst":"0.0.0.0/0"},{"dst":"0.0.0.0/0","gw":"10.0.0.1"},
                           {"dst":"192.168.5.7/16"},{"dst":"::/0"}]}"#,
         );
-        let texts: Vec<_> = plan_routes(&result, 3).iter().map(|route| describe_route(route, "eth0")).collect();
-        assert_eq!(texts, ["0.0.0.0/0 via 10.0.0.1 dev eth0", "192.168.0.0/16 via 10.0.0.1 dev eth0", "::/0 dev eth0"]);
+        let texts: Vec<_> =
+            plan_routes(&result, 3).iter().map(|route| describe_route(route, "eth0")).collect();
+        assert_eq!(
+            texts,
+            [
+                "0.0.0.0/0 via 10.0.0.1 dev eth0",
+                "192.168.0.0/16 via 10.0.0.1 dev eth0",
+                "::/0 dev eth0"
+            ]
+        );
     }
 
     #[test]
@@ -405,8 +440,13 @@ mod tests {
     #[test]
     fn addresses_are_selected_by_interface_index() {
         let mut result = result(r#"{"ips":[{"address":"10.0.0.2/24"}]}"#);
-        assert_eq!(addresses_of_link(&result, "eth0").unwrap_err().message(), "no interfaces to configure");
-        result.interfaces.push(ResultInterface { name: "eth0".into(), ..ResultInterface::default() });
+        assert_eq!(
+            addresses_of_link(&result, "eth0").unwrap_err().message(),
+            "no interfaces to configure"
+        );
+        result
+            .interfaces
+            .push(ResultInterface { name: "eth0".into(), ..ResultInterface::default() });
         assert!(addresses_of_link(&result, "eth0").unwrap().is_empty());
         for (index, fine) in [(0, true), (1, false), (-1, false)] {
             result.ips[0].interface = Some(index);

@@ -73,7 +73,8 @@ fn keep_advertisements(host: &Netlink, own: &Link) -> Result<()> {
         let key = format!("net/ipv6/conf/{name}/accept_ra");
         // The link may have been deleted meanwhile.
         if sysctl::read_value(&key).is_ok_and(|value| value == "1") {
-            sysctl::write_value(&key, "2").context(|| "keep the routes of router advertisements")?;
+            sysctl::write_value(&key, "2")
+                .context(|| "keep the routes of router advertisements")?;
         }
     }
     Ok(())

@@ -64,7 +64,8 @@ const DROP_LINK_LOCAL: [ClassicInstruction; 7] = {
 };
 
 /// The sink of the host.
-pub const SINK: FrameSink = FrameSink { entry: "cnibox-refused", port: "cnibox-dropped", bridge: "cnibox-drop" };
+pub const SINK: FrameSink =
+    FrameSink { entry: "cnibox-refused", port: "cnibox-dropped", bridge: "cnibox-drop" };
 
 impl FrameSink {
     /// Creates what is missing, and repairs the links if somebody has deleted the bridge, or set the bridge up or the
@@ -85,7 +86,10 @@ impl FrameSink {
                 Ok,
             )
         };
-        let bridge = ensure(self.bridge, &NewLink::new(self.bridge, LinkKind::Bridge { vlan_filtering: None }))?;
+        let bridge = ensure(
+            self.bridge,
+            &NewLink::new(self.bridge, LinkKind::Bridge { vlan_filtering: None }),
+        )?;
         let pair = NewLink::new(self.port, LinkKind::Veth { peer: VethPeer::new(self.entry) });
         let port = ensure(self.port, &pair.with_master(bridge.index))?;
         let entry = netlink.require_link(self.entry)?;
@@ -96,7 +100,11 @@ impl FrameSink {
             netlink.change_link(port.index, LinkChange::new().set_master(bridge.index))?;
         }
         self.require_dropping(netlink, &entry, false)?;
-        put_filter(netlink, &port, &ProgramFilter { program: DROP_LINK_LOCAL.to_vec(), redirect: None })?;
+        put_filter(
+            netlink,
+            &port,
+            &ProgramFilter { program: DROP_LINK_LOCAL.to_vec(), redirect: None },
+        )?;
         // The entry is set up last, when its port has the filter.
         for link in [&port, &entry] {
             netlink.change_link(link.index, LinkChange::new().set_up())?;
@@ -109,10 +117,16 @@ impl FrameSink {
         let Some(entry) = netlink.find_link(self.entry)? else { return Ok(false) };
         match netlink.find_link(self.port)?.filter(|port| entry.link == Some(port.index)) {
             Some(port) if port.master.is_none() => return Ok(false),
-            Some(port) if netlink.find_link(self.bridge)?.is_some_and(|b| b.up && port.master == Some(b.index)) => {
+            Some(port)
+                if netlink
+                    .find_link(self.bridge)?
+                    .is_some_and(|b| b.up && port.master == Some(b.index)) =>
+            {
                 return Ok(false);
             }
-            Some(port) if !port.up => return self.require_dropping(netlink, &entry, false).map(|_| false),
+            Some(port) if !port.up => {
+                return self.require_dropping(netlink, &entry, false).map(|_| false);
+            }
             _ => {}
         }
         self.require_dropping(netlink, &entry, entry.up).map(|_| entry.up)
@@ -120,7 +134,8 @@ impl FrameSink {
 
     /// Fails unless what the entry sends is dropped: at a port, which is up if `is_ready`, of a bridge that is down.
     fn require_dropping(self, netlink: &Netlink, entry: &Link, is_ready: bool) -> Result<u32> {
-        let find = |index: Option<u32>| index.map_or(Ok(None), |index| netlink.find_link_by_index(index));
+        let find =
+            |index: Option<u32>| index.map_or(Ok(None), |index| netlink.find_link_by_index(index));
         let port = find(entry.link.filter(|_| entry.link_netnsid.is_none()))?;
         let bridge = find(port.as_ref().and_then(|port| port.master))?;
         let FrameSink { entry: from, .. } = self;
@@ -141,7 +156,12 @@ impl FrameSink {
 
 /// Judges all frames that `link` receives by the program, instead of the previous one. The program returns 1 for frames
 /// that are refused, and 0 for others.
-pub fn put_guard(netlink: &Netlink, link: &Link, program: Vec<ClassicInstruction>, sink: FrameSink) -> Result<()> {
+pub fn put_guard(
+    netlink: &Netlink,
+    link: &Link,
+    program: Vec<ClassicInstruction>,
+    sink: FrameSink,
+) -> Result<()> {
     put_guard_at(netlink, link, &find_place(netlink, link)?, program, sink)
 }
 
@@ -158,7 +178,11 @@ pub fn put_guard_at(
 }
 
 /// Puts the filter of an earlier [`find_place`] in force again; `None` deletes the filter.
-pub fn restore_filter(netlink: &Netlink, link: &Link, former: Option<&ProgramFilter>) -> Result<()> {
+pub fn restore_filter(
+    netlink: &Netlink,
+    link: &Link,
+    former: Option<&ProgramFilter>,
+) -> Result<()> {
     former.map_or_else(|| remove_guard(netlink, link), |former| put_filter(netlink, link, former))
 }
 
@@ -166,10 +190,18 @@ fn put_filter(netlink: &Netlink, link: &Link, filter: &ProgramFilter) -> Result<
     put_filter_at(netlink, link, &find_place(netlink, link)?, filter)
 }
 
-fn put_filter_at(netlink: &Netlink, link: &Link, place: &GuardPlace, filter: &ProgramFilter) -> Result<()> {
+fn put_filter_at(
+    netlink: &Netlink,
+    link: &Link,
+    place: &GuardPlace,
+    filter: &ProgramFilter,
+) -> Result<()> {
     if let Some(kind) = &place.before {
-        return Err(Error::internal(format!("a filter of the kind {kind} judges frames of \"{}\" first", link.name))
-            .with_details(format!("tc filter show dev {} ingress", link.name)));
+        return Err(Error::internal(format!(
+            "a filter of the kind {kind} judges frames of \"{}\" first",
+            link.name
+        ))
+        .with_details(format!("tc filter show dev {} ingress", link.name)));
     }
     if place.program.as_ref() == Some(filter) {
         return Ok(());
@@ -182,7 +214,11 @@ fn put_filter_at(netlink: &Netlink, link: &Link, place: &GuardPlace, filter: &Pr
 }
 
 /// Runs `remove`, which deletes redirects of `link`. A program on the device of a redirect stays in force on the link.
-pub fn keep_without_redirect(netlink: &Netlink, link: &Link, remove: impl FnOnce() -> Result<()>) -> Result<()> {
+pub fn keep_without_redirect(
+    netlink: &Netlink,
+    link: &Link,
+    remove: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     let (Some(filter), Some(parent)) =
         (find_place(netlink, link)?.program, redirect::find_ingress_parent(netlink, link)?)
     else {
@@ -209,12 +245,20 @@ pub fn try_guard(netlink: &Netlink, link: &Link, program: Vec<ClassicInstruction
 }
 
 /// Whether all frames that `link` receives are judged by the program.
-pub fn has_guard(netlink: &Netlink, link: &Link, program: &[ClassicInstruction], sink: FrameSink) -> Result<bool> {
+pub fn has_guard(
+    netlink: &Netlink,
+    link: &Link,
+    program: &[ClassicInstruction],
+    sink: FrameSink,
+) -> Result<bool> {
     let Some(entry) = netlink.find_link(sink.entry)? else { return Ok(false) };
     sink.require_dropping(netlink, &entry, true)?;
     let place = find_place(netlink, link)?;
     Ok(place.before.is_none()
-        && place.program.as_ref().is_some_and(|found| found.program == program && found.redirect == Some(entry.index)))
+        && place
+            .program
+            .as_ref()
+            .is_some_and(|found| found.program == program && found.redirect == Some(entry.index)))
 }
 
 /// Deletes the program, then its qdisc if that has no other filters.
@@ -224,7 +268,8 @@ pub fn remove_guard(netlink: &Netlink, link: &Link) -> Result<()> {
         return Ok(());
     }
     netlink.delete_filters(place.index, place.parent, place.priority)?;
-    let has_filters = |parent| Ok::<_, Error>(!netlink.dump_filters(place.index, parent)?.is_empty());
+    let has_filters =
+        |parent| Ok::<_, Error>(!netlink.dump_filters(place.index, parent)?.is_empty());
     let is_unused = match place.parent {
         redirect::CLSACT_INGRESS => false,
         CLSACT_EGRESS => !has_filters(CLSACT_EGRESS)? && !has_filters(redirect::CLSACT_INGRESS)?,
@@ -244,8 +289,10 @@ pub fn find_place(netlink: &Netlink, link: &Link) -> Result<GuardPlace> {
     };
     let filters = netlink.dump_filters(link.index, parent)?;
     let place = GuardPlace::new(link.index, parent, None).find_priority(netlink, &filters)?;
-    let targets =
-        filters.iter().filter(|filter| filter.priority < place.priority).filter_map(TrafficFilterInfo::redirect_of_all);
+    let targets = filters
+        .iter()
+        .filter(|filter| filter.priority < place.priority)
+        .filter_map(TrafficFilterInfo::redirect_of_all);
     let Some(device) = targets.into_iter().find(|index| *index != 0) else { return Ok(place) };
     if netlink.find_qdisc(device, QdiscHook::Ingress)?.is_none() {
         return Ok(GuardPlace::new(device, CLSACT_EGRESS, Some(Qdisc::Clsact)));
@@ -265,16 +312,25 @@ impl GuardPlace {
     }
 
     /// The first priority that has no filter, or a program that may be replaced.
-    fn find_priority(mut self, netlink: &Netlink, filters: &[TrafficFilterInfo]) -> Result<GuardPlace> {
+    fn find_priority(
+        mut self,
+        netlink: &Netlink,
+        filters: &[TrafficFilterInfo],
+    ) -> Result<GuardPlace> {
         while filters.iter().any(|filter| filter.priority == self.priority) {
-            self.program = netlink.find_program(self.index, self.parent, self.priority)?.filter(is_own);
+            self.program =
+                netlink.find_program(self.index, self.parent, self.priority)?.filter(is_own);
             if self.program.is_some() {
                 // The kernel asks the latest filter of a priority first. It also lists the priority itself.
-                let others = filters.iter().filter(|filter| filter.priority == self.priority && filter.handle != 0);
-                self.before = self.before.or(others.skip(1).map(|filter| filter.kind.clone()).next());
+                let others = filters
+                    .iter()
+                    .filter(|filter| filter.priority == self.priority && filter.handle != 0);
+                self.before =
+                    self.before.or(others.skip(1).map(|filter| filter.kind.clone()).next());
                 break;
             }
-            let is_redirect = |filter: &&TrafficFilterInfo| filter.redirect_of_all().is_some() || !filter.selects;
+            let is_redirect =
+                |filter: &&TrafficFilterInfo| filter.redirect_of_all().is_some() || !filter.selects;
             let other = filters
                 .iter()
                 .filter(|filter| filter.priority == self.priority)

@@ -5,7 +5,8 @@ use crate::netns::Netns;
 use cni::error::{Error, Result};
 
 /// The remedy for a name that is taken in the container.
-pub(super) const DEL_FIRST: &str = "run DEL first, as an earlier ADD was not followed by one, or CNI_IFNAME is taken";
+pub(super) const DEL_FIRST: &str =
+    "run DEL first, as an earlier ADD was not followed by one, or CNI_IFNAME is taken";
 
 #[derive(Debug)]
 pub struct ContainerNetns<'a> {

@@ -58,7 +58,8 @@ impl MtuConfig {
             MtuConfig::Bytes(number) => bytes_from_config(number),
             MtuConfig::Auto => {
                 let link = default_route_link(host).context(|| "mtu \"auto\"");
-                link.map(|link| link.mtu).map_err(|e| e.with_details("write a number of bytes in the key \"mtu\""))
+                link.map(|link| link.mtu)
+                    .map_err(|e| e.with_details("write a number of bytes in the key \"mtu\""))
             }
         }
     }
@@ -67,10 +68,11 @@ impl MtuConfig {
     pub fn resolve_below(self, host: &Netlink, master: &Link) -> Result<u32> {
         let most = master.mtu;
         match self {
-            MtuConfig::Bytes(bytes) => u32::try_from(bytes)
-                .ok()
-                .filter(|mtu| *mtu <= most)
-                .ok_or_else(|| Error::config(format!("invalid MTU {bytes}, must be [0, master MTU({most})]"))),
+            MtuConfig::Bytes(bytes) => {
+                u32::try_from(bytes).ok().filter(|mtu| *mtu <= most).ok_or_else(|| {
+                    Error::config(format!("invalid MTU {bytes}, must be [0, master MTU({most})]"))
+                })
+            }
             MtuConfig::Auto => Ok(self.resolve_bytes(host)?.min(most)),
         }
     }
@@ -100,7 +102,11 @@ impl Visitor<'_> for MtuVisitor {
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<MtuConfig, E> {
-        if text == "auto" { Ok(MtuConfig::Auto) } else { Err(E::invalid_value(de::Unexpected::Str(text), &self)) }
+        if text == "auto" {
+            Ok(MtuConfig::Auto)
+        } else {
+            Err(E::invalid_value(de::Unexpected::Str(text), &self))
+        }
     }
 }
 

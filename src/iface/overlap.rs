@@ -14,8 +14,10 @@ pub fn conflicting_routes(host: &Netlink, subnets: &[IpNet], own: &str) -> Resul
     let filter = RouteFilter { table: Some(RT_TABLE_MAIN), ..RouteFilter::default() };
     let mut found = Vec::new();
     for route in host.dump_routes(&filter)?.iter().filter(|route| is_subnet_route(route)) {
-        let Some((subnet, oif)) =
-            subnets.iter().find(|net| net.contains(&route.dst) || route.dst.contains(&net.trunc())).zip(route.oif)
+        let Some((subnet, oif)) = subnets
+            .iter()
+            .find(|net| net.contains(&route.dst) || route.dst.contains(&net.trunc()))
+            .zip(route.oif)
         else {
             continue;
         };
@@ -30,7 +32,10 @@ pub fn conflicting_routes(host: &Netlink, subnets: &[IpNet], own: &str) -> Resul
 /// ptp, and default routes and routes through a gateway lead out of the node.
 pub fn is_subnet_route(route: &KernelRoute) -> bool {
     let length = route.dst.prefix_len();
-    route.table == Some(RT_TABLE_MAIN) && route.gw.is_none() && length != 0 && length != route.dst.max_prefix_len()
+    route.table == Some(RT_TABLE_MAIN)
+        && route.gw.is_none()
+        && length != 0
+        && length != route.dst.max_prefix_len()
 }
 
 /// The warning about a route through another link that shares addresses with a network's subnet.

@@ -35,8 +35,13 @@ pub fn is_peer_on_host(host: &Netlink, inside: &ContainerNetns<'_>, link: &Link)
 
 /// The host's end of the veth pair whose other end is `link`, in the container. The attributes of `link` are a hint
 /// only; the attributes of the host's end decide.
-pub fn find_host_end(host: &Netlink, inside: &ContainerNetns<'_>, link: &Link) -> Result<Option<Link>> {
-    let Some(end) = link.link.map(|index| host.find_link_by_index(index)).transpose()?.flatten() else {
+pub fn find_host_end(
+    host: &Netlink,
+    inside: &ContainerNetns<'_>,
+    link: &Link,
+) -> Result<Option<Link>> {
+    let Some(end) = link.link.map(|index| host.find_link_by_index(index)).transpose()?.flatten()
+    else {
         return Ok(None);
     };
     let is_veth = |link: &Link| link.kind.as_deref() == Some("veth");
@@ -91,7 +96,8 @@ mod tests {
     fn a_peer_in_a_third_namespace_is_recognised() {
         netns::isolate_test_thread();
         let (host, container) = (Netlink::open().unwrap(), Netns::create_unnamed().unwrap());
-        let (inside, third) = (ContainerNetns::open_in(&container).unwrap(), Netns::create_unnamed().unwrap());
+        let (inside, third) =
+            (ContainerNetns::open_in(&container).unwrap(), Netns::create_unnamed().unwrap());
         let other = Netns::create_unnamed().unwrap();
         for (name, netns) in [("one", &third), ("two", &container), ("three", &other)] {
             host.add_link(&veth(name, VethPeer::new(name).with_netns(netns.as_fd()))).unwrap();

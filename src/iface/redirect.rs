@@ -24,7 +24,8 @@ pub(super) fn find_ingress_parent(netlink: &Netlink, link: &Link) -> Result<Opti
 /// The priority of our redirect: before all other filters, but behind a [guard](super::guard), or another filter that
 /// is no redirect, which has the first priority.
 fn redirect_priority(filters: &[TrafficFilterInfo]) -> u16 {
-    let is_other = |priority: &u16| filters.iter().any(|f| f.priority == *priority && f.kind != REDIRECT_KIND);
+    let is_other =
+        |priority: &u16| filters.iter().any(|f| f.priority == *priority && f.kind != REDIRECT_KIND);
     (1..u16::MAX).find(|priority| !is_other(priority)).unwrap_or(u16::MAX)
 }
 
@@ -64,16 +65,22 @@ pub fn remove(netlink: &Netlink, from: &Link, targets: &[u32]) -> Result<()> {
 
 /// Deletes the redirects of `from` to these links, and ours to links that are gone. If a priority has no other filters,
 /// all are deleted at once: deleting them one by one leaves the hash tables of u32.
-fn delete_filters(netlink: &Netlink, from: &Link, hook: TrafficHandle, targets: &[u32]) -> Result<()> {
+fn delete_filters(
+    netlink: &Netlink,
+    from: &Link,
+    hook: TrafficHandle,
+    targets: &[u32],
+) -> Result<()> {
     let mut filters = netlink.dump_filters(from.index, hook)?;
     let own_priority = redirect_priority(&filters);
     filters.retain(|filter| filter.selects);
     let is_stale = |filter: &TrafficFilterInfo| {
-        filter
-            .redirect_of_all()
-            .is_some_and(|index| targets.contains(&index) || (index == 0 && filter.priority == own_priority))
+        filter.redirect_of_all().is_some_and(|index| {
+            targets.contains(&index) || (index == 0 && filter.priority == own_priority)
+        })
     };
-    let priorities = collect_set(filters.iter().filter(|filter| is_stale(filter)).map(|f| f.priority));
+    let priorities =
+        collect_set(filters.iter().filter(|filter| is_stale(filter)).map(|f| f.priority));
     for priority in priorities {
         let of_priority = || filters.iter().filter(|filter| filter.priority == priority);
         if of_priority().all(is_stale) {

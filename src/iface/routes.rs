@@ -45,13 +45,16 @@ pub fn restore_missing(
     let reason = reason_not_to_restore(inside, link)?;
     for route in missing {
         let text = format!("route {} in the container", describe_route(route, &link.name));
-        let replaces = |found: &&KernelRoute| found.dst == route.dst.trunc() && is_same_table(found, route);
+        let replaces =
+            |found: &&KernelRoute| found.dst == route.dst.trunc() && is_same_table(found, route);
         if let Some(found) = present.iter().find(replaces) {
             repairs.record_changed(format!("{text}: the container has \"{found}\""));
         } else if let Some(reason) = &reason {
             repairs.record_changed(format!("{text}: {reason}"));
         } else {
-            repairs.restore_missing(text, || Ok(inside.netlink.add_route(route, RouteAddMode::Exclusive)?));
+            repairs.restore_missing(text, || {
+                Ok(inside.netlink.add_route(route, RouteAddMode::Exclusive)?)
+            });
         }
     }
     Ok(())

@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
-use crate::netlink::{KernelRoute, Link, Netlink, PolicyRule, RT_TABLE_MAIN, RouteAddMode, RouteFilter};
+use crate::netlink::{
+    KernelRoute, Link, Netlink, PolicyRule, RT_TABLE_MAIN, RouteAddMode, RouteFilter,
+};
 use cni::error::{Error, Result};
 use cni::sort::sort_by_key;
 
@@ -34,7 +36,9 @@ impl RoutingTables {
     /// The first unused table from `first` on; it counts as used from now on.
     pub fn take_free(&mut self, first: u32) -> Result<u32> {
         let free = |table: &u32| !is_reserved(*table) && !self.used.contains(table);
-        let table = (first..=u32::MAX).find(free).ok_or_else(|| Error::internal("no routing table is free"))?;
+        let table = (first..=u32::MAX)
+            .find(free)
+            .ok_or_else(|| Error::internal("no routing table is free"))?;
         self.used.push(table);
         Ok(table)
     }
@@ -48,9 +52,10 @@ pub fn is_reserved(table: u32) -> bool {
 /// Whether all next hops of the route use the link.
 pub fn uses_only_link(route: &KernelRoute, link: u32) -> bool {
     let nexthops = &route.nexthops;
-    route
-        .oif
-        .map_or_else(|| !nexthops.is_empty() && nexthops.iter().all(|hop| hop.oif == Some(link)), |oif| oif == link)
+    route.oif.map_or_else(
+        || !nexthops.is_empty() && nexthops.iter().all(|hop| hop.oif == Some(link)),
+        |oif| oif == link,
+    )
 }
 
 /// Whether the destination is on the link itself.
@@ -60,7 +65,11 @@ pub fn is_direct_route(route: &KernelRoute) -> bool {
 
 /// The routes in `table`, or in all tables, that use this link only, in an order in which they can be added. Routes to
 /// link-local addresses and multicast groups are left out: the kernel adds them itself.
-pub fn routes_of_link(netlink: &Netlink, link: &Link, table: impl Into<Option<u32>>) -> Result<Vec<KernelRoute>> {
+pub fn routes_of_link(
+    netlink: &Netlink,
+    link: &Link,
+    table: impl Into<Option<u32>>,
+) -> Result<Vec<KernelRoute>> {
     let filter = RouteFilter { table: table.into(), ..RouteFilter::default() };
     let mut routes = netlink.dump_routes(&filter)?;
     routes.retain(|route| {
@@ -86,7 +95,12 @@ pub fn replace_routes(netlink: &Netlink, routes: &[KernelRoute], table: u32) -> 
 
 /// Restores the link's routes in `table` to `wanted`, which [`routes_of_link`] returned earlier. Goes on after an
 /// error, and then reports the first one.
-pub fn restore_routes(netlink: &Netlink, link: &Link, table: u32, wanted: &[KernelRoute]) -> Result<()> {
+pub fn restore_routes(
+    netlink: &Netlink,
+    link: &Link,
+    table: u32,
+    wanted: &[KernelRoute],
+) -> Result<()> {
     let present = routes_of_link(netlink, link, table)?;
     let mut done = Ok(());
     for route in present.iter().filter(|route| !wanted.contains(route)) {
@@ -109,7 +123,8 @@ pub fn return_to_main_table(
     let routes = routes_of_link(netlink, link, table)?;
     for route in routes.iter().filter(|route| wanted(route)) {
         let back = KernelRoute { table: Some(RT_TABLE_MAIN), ..route.clone() };
-        let mode = if is_direct_route(route) { RouteAddMode::Append } else { RouteAddMode::Exclusive };
+        let mode =
+            if is_direct_route(route) { RouteAddMode::Append } else { RouteAddMode::Exclusive };
         match netlink.add_route(&back, mode) {
             Ok(()) => {}
             // The kernel did not reply, so the route may be missing in the main table, and must stay in this table.

@@ -57,14 +57,21 @@ pub struct TapDevice {
 pub fn create_device(netns: &Netns, wanted: NewTapDevice<'_>) -> Result<TapDevice> {
     let made = netns.run_inside(|| match wanted.label {
         // On a thread of its own: the label applies to all programs that the thread starts.
-        Some(label) if Path::new(SELINUX).exists() => netns::on_scratch_thread(|| create_labelled(label, wanted))?,
+        Some(label) if Path::new(SELINUX).exists() => {
+            netns::on_scratch_thread(|| create_labelled(label, wanted))?
+        }
         _ => create_in_current_netns(wanted),
     });
     made?.context(|| format!("failed to create tap \"{}\"", wanted.name()))
 }
 
 /// CHECK: fails unless the device `link` has this owner and group, where given, and queues, and is persistent.
-pub fn verify_device(link: &Link, owner: Option<u32>, group: Option<u32>, multi_queue: bool) -> Result<()> {
+pub fn verify_device(
+    link: &Link,
+    owner: Option<u32>,
+    group: Option<u32>,
+    multi_queue: bool,
+) -> Result<()> {
     let name = &link.name;
     // Kernels before 4.20 do not report these attributes.
     let Some(tun) = link.tun else { return Ok(()) };
@@ -76,7 +83,9 @@ pub fn verify_device(link: &Link, owner: Option<u32>, group: Option<u32>, multi_
         ("persist", Some(true.to_string()), tun.persist.to_string()),
     ] {
         if let Some(wanted) = wanted.filter(|wanted| *wanted != found) {
-            return Err(Error::internal(format!("tap \"{name}\": {what} is {found}, not {wanted}")));
+            return Err(Error::internal(format!(
+                "tap \"{name}\": {what} is {found}, not {wanted}"
+            )));
         }
     }
     Ok(())
@@ -112,12 +121,15 @@ fn open_clone_device() -> Result<File> {
 
 fn create_in_current_netns(wanted: NewTapDevice<'_>) -> Result<TapDevice> {
     let file = open_clone_device()?;
-    let name = attach_device(file.as_fd(), wanted).map_err(|errno| ioctl_error("set the name", errno))?;
-    for (what, request, id) in
-        [("set the owner", libc::TUNSETOWNER, wanted.owner), ("set the group", libc::TUNSETGROUP, wanted.group)]
-    {
+    let name =
+        attach_device(file.as_fd(), wanted).map_err(|errno| ioctl_error("set the name", errno))?;
+    for (what, request, id) in [
+        ("set the owner", libc::TUNSETOWNER, wanted.owner),
+        ("set the group", libc::TUNSETGROUP, wanted.group),
+    ] {
         let Some(id) = id else { continue };
-        set_parameter(file.as_fd(), request, id.into()).map_err(|errno| ioctl_error(what, errno))?;
+        set_parameter(file.as_fd(), request, id.into())
+            .map_err(|errno| ioctl_error(what, errno))?;
     }
     Ok(TapDevice { name, file: Some(file) })
 }
@@ -140,8 +152,9 @@ fn create_labelled(label: &str, wanted: NewTapDevice<'_>) -> Result<TapDevice> {
         Error::internal("the program \"ip\" was not found")
             .with_details("\"selinuxContext\" needs iproute2 on a node with SELinux")
     })?;
-    fs::write(EXEC_LABEL, label)
-        .map_err(|e| Error::internal(format!("failed set socket label: {label}: {}", io_text(&e))))?;
+    fs::write(EXEC_LABEL, label).map_err(|e| {
+        Error::internal(format!("failed set socket label: {label}: {}", io_text(&e)))
+    })?;
     let args = tuntap_args(wanted);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     cmd::run_program(&program, &args, "")?.require_success()?;
@@ -149,7 +162,8 @@ fn create_labelled(label: &str, wanted: NewTapDevice<'_>) -> Result<TapDevice> {
 }
 
 fn tuntap_args(wanted: NewTapDevice<'_>) -> Vec<String> {
-    let mut args: Vec<String> = ["tuntap", "add", "mode", "tap", "name"].into_iter().map(str::to_owned).collect();
+    let mut args: Vec<String> =
+        ["tuntap", "add", "mode", "tap", "name"].into_iter().map(str::to_owned).collect();
     args.push(wanted.name().to_owned());
     for (word, is_wanted) in [("multi_queue", wanted.multi_queue), ("vnet_hdr", wanted.vnet_hdr)] {
         args.extend(is_wanted.then(|| word.to_owned()));
@@ -174,7 +188,9 @@ const _: () = assert!(size_of::<TunInterfaceRequest>() >= size_of::<libc::ifreq>
 #[expect(unsafe_code, reason = "the kernel offers no other way, and nix no safe one")]
 fn attach_device(tun: BorrowedFd<'_>, wanted: NewTapDevice<'_>) -> nix::Result<String> {
     let mut flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_TUN_EXCL;
-    for (flag, is_wanted) in [(libc::IFF_MULTI_QUEUE, wanted.multi_queue), (libc::IFF_VNET_HDR, wanted.vnet_hdr)] {
+    for (flag, is_wanted) in
+        [(libc::IFF_MULTI_QUEUE, wanted.multi_queue), (libc::IFF_VNET_HDR, wanted.vnet_hdr)]
+    {
         flags |= if is_wanted { flag } else { 0 };
     }
     let mut name = [0; libc::IFNAMSIZ];
@@ -193,7 +209,11 @@ fn attach_device(tun: BorrowedFd<'_>, wanted: NewTapDevice<'_>) -> nix::Result<S
 
 /// Sets a numeric parameter of the device.
 #[expect(unsafe_code, reason = "the kernel offers no other way, and nix no safe one")]
-fn set_parameter(tun: BorrowedFd<'_>, request: libc::Ioctl, value: libc::c_ulong) -> nix::Result<()> {
+fn set_parameter(
+    tun: BorrowedFd<'_>,
+    request: libc::Ioctl,
+    value: libc::c_ulong,
+) -> nix::Result<()> {
     // SAFETY: TUNSETPERSIST, TUNSETOWNER and TUNSETGROUP take the number itself, so no memory is read or written.
     let done = unsafe { libc::ioctl(tun.as_raw_fd(), request, value) };
     Errno::result(done).map(drop)
@@ -211,7 +231,8 @@ mod tests {
     #[test]
     fn a_tap_is_deleted_with_its_descriptor_unless_persistent() {
         isolate_test_thread();
-        let (netns, ifname) = (Netns::create_unnamed().unwrap(), InterfaceName::parse("tap0").unwrap());
+        let (netns, ifname) =
+            (Netns::create_unnamed().unwrap(), InterfaceName::parse("tap0").unwrap());
         let netlink = Netlink::open_in(&netns).unwrap();
         let tap = create_device(&netns, PLAIN(&ifname)).unwrap();
         let link = netlink.find_link("tap0").unwrap().unwrap();
@@ -237,23 +258,34 @@ mod tests {
     #[test]
     fn a_name_in_use_is_refused() {
         isolate_test_thread();
-        let (netns, ifname) = (Netns::create_unnamed().unwrap(), InterfaceName::parse("tap0").unwrap());
+        let (netns, ifname) =
+            (Netns::create_unnamed().unwrap(), InterfaceName::parse("tap0").unwrap());
         let _tap = create_device(&netns, PLAIN(&ifname)).unwrap();
         let error = create_device(&netns, PLAIN(&ifname)).unwrap_err();
         let msg = "failed to create tap \"tap0\": set the name: device or resource busy";
         assert_eq!(error.message(), msg);
         let lo = InterfaceName::parse("lo").unwrap();
         let error = create_device(&netns, PLAIN(&lo)).unwrap_err();
-        assert!(error.message().starts_with("failed to create tap \"lo\": set the name: "), "{error}");
+        assert!(
+            error.message().starts_with("failed to create tap \"lo\": set the name: "),
+            "{error}"
+        );
     }
 
     #[test]
     fn ip_tuntap_gets_the_options_of_the_device() {
         let ifname = InterfaceName::parse("tap0").unwrap();
-        let all = NewTapDevice { multi_queue: true, owner: Some(0), group: Some(7), ..PLAIN(&ifname) };
-        assert_eq!(tuntap_args(all).join(" "), "tuntap add mode tap name tap0 multi_queue user 0 group 7");
+        let all =
+            NewTapDevice { multi_queue: true, owner: Some(0), group: Some(7), ..PLAIN(&ifname) };
+        assert_eq!(
+            tuntap_args(all).join(" "),
+            "tuntap add mode tap name tap0 multi_queue user 0 group 7"
+        );
         let all = NewTapDevice { multi_queue: false, vnet_hdr: true, ..all };
-        assert_eq!(tuntap_args(all).join(" "), "tuntap add mode tap name tap0 vnet_hdr user 0 group 7");
+        assert_eq!(
+            tuntap_args(all).join(" "),
+            "tuntap add mode tap name tap0 vnet_hdr user 0 group 7"
+        );
         assert_eq!(tuntap_args(PLAIN(&ifname)).join(" "), "tuntap add mode tap name tap0");
     }
 }

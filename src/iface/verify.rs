@@ -28,19 +28,26 @@ pub fn find_container_entry<'r>(
         return Ok(*entry);
     }
     let found = named.last().map(|(_, i)| i.sandbox.as_str()).unwrap_or_default();
-    Err(Error::internal(format!("Sandbox in prevResult {found} doesn't match configured netns: {sandbox}")))
+    Err(Error::internal(format!(
+        "Sandbox in prevResult {found} doesn't match configured netns: {sandbox}"
+    )))
 }
 
 /// The link of the container that `entry` of the result names; fails unless the link is of this kind and has the
 /// hardware address of `entry`.
-pub fn find_container_link(inside: &ContainerNetns<'_>, entry: &ResultInterface, kind: &str) -> Result<Link> {
+pub fn find_container_link(
+    inside: &ContainerNetns<'_>,
+    entry: &ResultInterface,
+    kind: &str,
+) -> Result<Link> {
     let name = &entry.name;
-    let link = inside
-        .netlink
-        .find_link(name)?
-        .ok_or_else(|| Error::internal(format!("Interface name {name} not found in {}", entry.sandbox)))?;
+    let link = inside.netlink.find_link(name)?.ok_or_else(|| {
+        Error::internal(format!("Interface name {name} not found in {}", entry.sandbox))
+    })?;
     if link.kind.as_deref() != Some(kind) {
-        return Err(Error::internal(format!("Error: Container interface {name} not of type {kind}")));
+        return Err(Error::internal(format!(
+            "Error: Container interface {name} not of type {kind}"
+        )));
     }
     require_same_mac(&link, entry)?;
     Ok(link)
@@ -64,7 +71,8 @@ pub fn require_up(link: &Link, place: &str) -> Result<()> {
         return Ok(());
     }
     let name = &link.name;
-    Err(Error::internal(format!("interface \"{name}\" is down")).with_details(format!("{place}ip link set {name} up")))
+    Err(Error::internal(format!("interface \"{name}\" is down"))
+        .with_details(format!("{place}ip link set {name} up")))
 }
 
 /// Fails if a link of the host accepts router advertisements, which containers could send.
@@ -78,7 +86,12 @@ pub fn require_no_advertisements(link: &Link) -> Result<()> {
 }
 
 /// Fails unless `link` has every address of the interface at `index` in the result, and a route to its network.
-pub fn require_addresses(inside: &ContainerNetns<'_>, link: &Link, result: &CniResult, index: usize) -> Result<()> {
+pub fn require_addresses(
+    inside: &ContainerNetns<'_>,
+    link: &Link,
+    result: &CniResult,
+    index: usize,
+) -> Result<()> {
     let present = inside.netlink.dump_addresses(link.index)?;
     let filter = RouteFilter { oif: Some(link.index), ..RouteFilter::default() };
     let routes = inside.netlink.dump_routes(&filter)?;
@@ -87,7 +100,8 @@ pub fn require_addresses(inside: &ContainerNetns<'_>, link: &Link, result: &CniR
         let address = ip.address;
         if !present.iter().any(|addr| addr.net == address) {
             let msg = format!("Failed to match addr {address} on interface {name}");
-            return Err(Error::internal(msg).with_details(format!("{IN_CONTAINER}ip addr add {address} dev {name}")));
+            return Err(Error::internal(msg)
+                .with_details(format!("{IN_CONTAINER}ip addr add {address} dev {name}")));
         }
         let network = ip.address.trunc();
         if !routes.iter().any(|route| route.dst == network) {
@@ -111,7 +125,9 @@ pub fn require_routes(inside: &ContainerNetns<'_>, result: &CniResult) -> Result
         let wanted = wanted_route(route, result);
         if !present.iter().any(|found| satisfies_route(found, &wanted)) {
             let msg = format!("Expected Route {wanted} not found in routing table");
-            return Err(Error::internal(msg).with_details(format!("{IN_CONTAINER}ip route add {wanted}")));
+            return Err(
+                Error::internal(msg).with_details(format!("{IN_CONTAINER}ip route add {wanted}"))
+            );
         }
     }
     Ok(())

@@ -43,8 +43,9 @@ pub fn add_pair(host: &Netlink, netns: &Netns, wanted: &NewVethPair<'_>) -> Resu
     let mac = wanted.mac.unwrap_or_else(MacAddress::random_local);
     let pair = |name: &str| {
         let peer = VethPeer::new(ifname).with_netns(netns.as_fd()).with_mtu(mtu).with_mac(mac);
-        let link =
-            NewLink::new(name, LinkKind::Veth { peer }).with_mtu(mtu).with_mac(MacAddress::random_for_bridge_port());
+        let link = NewLink::new(name, LinkKind::Veth { peer })
+            .with_mtu(mtu)
+            .with_mac(MacAddress::random_for_bridge_port());
         if let Some(master) = wanted.master { link.with_master(master) } else { link }
     };
     let host = create_with_random_name(host, &pair, &|error, name| {
@@ -53,18 +54,22 @@ pub fn add_pair(host: &Netlink, netns: &Netns, wanted: &NewVethPair<'_>) -> Resu
         if !error.is_exists() {
             let full_bridge = wanted.master.filter(|_| error.errno() == Some(Errno::EXFULL));
             let error = Error::from(error);
-            return Err(match full_bridge.and_then(|index| host.find_link_by_index(index).ok()?) {
-                Some(bridge) => {
-                    error.context(format_args!("bridge \"{}\" has 1023 ports, the kernel's limit", bridge.name))
-                }
-                None => error,
-            })
+            return Err(
+                match full_bridge.and_then(|index| host.find_link_by_index(index).ok()?) {
+                    Some(bridge) => error.context(format_args!(
+                        "bridge \"{}\" has 1023 ports, the kernel's limit",
+                        bridge.name
+                    )),
+                    None => error,
+                },
+            )
             .context(|| "failed to make veth pair");
         }
         if inside.find_link(ifname)?.is_none() {
             return Ok(());
         }
-        let msg = format!("container veth name (\"{ifname}\") peer provided (\"{name}\") already exists");
+        let msg =
+            format!("container veth name (\"{ifname}\") peer provided (\"{name}\") already exists");
         Err(Error::internal(msg).with_details(DEL_FIRST))
     })?;
     refuse_advertisements(&host);
@@ -171,7 +176,9 @@ pub fn delete_pair(
     {
         return Ok(host.delete_link_by_index(end.index).map(drop)?);
     }
-    let inside = netns.map(|netns| delete_by_container_end(host, &ContainerNetns::open_in(netns)?, ifname, is_own));
+    let inside = netns.map(|netns| {
+        delete_by_container_end(host, &ContainerNetns::open_in(netns)?, ifname, is_own)
+    });
     if inside == Some(Ok(true)) {
         return Ok(());
     }
@@ -181,14 +188,19 @@ pub fn delete_pair(
 
 /// The host's end in the result. The name may have been reused: a pair is the attachment's if its alias is the
 /// attachment's label or, for a pair without an alias, if its MAC is the recorded one.
-fn find_listed_end(host: &Netlink, result: &CniResult, is_own: &dyn Fn(&str) -> bool) -> Result<Option<Link>> {
+fn find_listed_end(
+    host: &Netlink,
+    result: &CniResult,
+    is_own: &dyn Fn(&str) -> bool,
+) -> Result<Option<Link>> {
     // The gateway of a VLAN is also a veth link of the host, but attachments share it.
     let ends = result.interfaces.iter().filter(|entry| is_random_name(&entry.name));
     for entry in ends.filter(|entry| entry.sandbox.is_empty()) {
         let Some(link) = host.find_link(&entry.name)? else { continue };
         if is_veth(&link)
             && (is_own(&link.alias)
-                || (link.alias.is_empty() && (link.mac.is_some_and(|mac| mac.to_string() == entry.mac))))
+                || (link.alias.is_empty()
+                    && (link.mac.is_some_and(|mac| mac.to_string() == entry.mac))))
         {
             return Ok(Some(link));
         }
@@ -246,7 +258,8 @@ mod tests {
 
     #[test]
     fn random_names_differ_and_match_the_pattern() {
-        let names: std::collections::HashSet<_> = (0..100).map(|_| format!("veth{:08x}", random_number())).collect();
+        let names: std::collections::HashSet<_> =
+            (0..100).map(|_| format!("veth{:08x}", random_number())).collect();
         assert_eq!(names.len(), 100);
         assert!(names.iter().all(|name| is_random_name(name)));
         for other in ["veth", "veth1234567", "vethABCDEF01", "br0.100", "veth123456789"] {

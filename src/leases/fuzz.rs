@@ -17,9 +17,11 @@ pub fn parse_lease_files(bytes: &[u8]) {
     if let Some(lease) = AddressLease::parse_file(ip, bytes) {
         assert_eq!(AddressLease::parse_file(ip, lease.file_text().as_bytes()), Some(lease));
     }
-    let JournalContents { entries, removals, .. } = JournalContents::parse(&String::from_utf8_lossy(bytes));
+    let JournalContents { entries, removals, .. } =
+        JournalContents::parse(&String::from_utf8_lossy(bytes));
     for entry in entries.values() {
-        let boots: JournalBoots = entry.boot.iter().map(|boot| ("1".to_owned(), Rc::clone(boot))).collect();
+        let boots: JournalBoots =
+            entry.boot.iter().map(|boot| ("1".to_owned(), Rc::clone(boot))).collect();
         let line = entry.to_line(if entry.boot.is_some() { "1" } else { "-" });
         assert_eq!(JournalEntry::parse(line.trim_start(), &boots).as_ref(), Some(entry));
     }

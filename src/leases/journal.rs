@@ -44,7 +44,8 @@ use nix::sys::stat::Mode;
 
 use super::lease::AddressLease;
 use super::lines::{
-    self, JournalBoots, JournalContents, JournalEntry, JournalHeader, JournalRemoval, parse_removed_address,
+    self, JournalBoots, JournalContents, JournalEntry, JournalHeader, JournalRemoval,
+    parse_removed_address,
 };
 use super::quarantine::AddressQuarantine;
 use crate::attachment::boot::current_unix_time;
@@ -91,7 +92,8 @@ impl LeaseJournal {
         let sealed = seal_seconds(&network.metadata().ok()?)?;
         let flags = OFlag::O_RDWR | OFlag::O_APPEND;
         let (file, meta) = directory.open_file(JOURNAL, flags, Mode::empty()).ok()?;
-        if seal_seconds(&meta) != Some(sealed) || require_owner(&meta, Path::new(JOURNAL)).is_err() {
+        if seal_seconds(&meta) != Some(sealed) || require_owner(&meta, Path::new(JOURNAL)).is_err()
+        {
             return None;
         }
         LeaseJournal::from_file(file, meta.len()).filter(|journal| journal.boot.id == boot.id)
@@ -122,7 +124,8 @@ impl LeaseJournal {
         require_seal_support(directory)?;
         let text = contents.to_text(boot);
         let file = directory.replace_file(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
-        Ok(LeaseJournal::from_file(file, text.len() as u64).map(|journal| LeaseJournal { is_changed: true, ..journal }))
+        Ok(LeaseJournal::from_file(file, text.len() as u64)
+            .map(|journal| LeaseJournal { is_changed: true, ..journal }))
     }
 
     /// The number of leases; `None` if the journal cannot be read.
@@ -134,7 +137,8 @@ impl LeaseJournal {
     /// The leases of `owner`; `None` if the journal is damaged.
     pub(super) fn leases_held_by(&self, owner: AttachmentId<'_>) -> Option<Vec<AddressLease>> {
         let prefix = format!("+ {} ", lines::escape_word(owner.id));
-        let text = self.read_sorted(&prefix)? + &read_text_at(&self.file, self.sorted.end..self.length)?;
+        let text =
+            self.read_sorted(&prefix)? + &read_text_at(&self.file, self.sorted.end..self.length)?;
         let mut lines = text.split('\n');
         // Every line begins with a newline.
         if lines.next() != Some("") {
@@ -225,7 +229,8 @@ impl LeaseJournal {
         }
         let added = self.length - self.sorted.end;
         if added > MAX_ADDED + (self.sorted.end - self.sorted.start) / 32 {
-            let contents = JournalContents::parse(&read_journal_text(directory)).without_old_removals(quarantine);
+            let contents = JournalContents::parse(&read_journal_text(directory))
+                .without_old_removals(quarantine);
             let text = contents.to_text(&self.boot);
             self.file = directory.replace_file(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
         }
@@ -257,7 +262,8 @@ pub(super) fn withheld_addresses(
     let Some(directory) = directory.filter(|_| quarantine.removal_time().is_some()) else {
         return BTreeMap::new();
     };
-    let JournalContents { entries, mut removals, .. } = JournalContents::parse(&read_journal_text(directory));
+    let JournalContents { entries, mut removals, .. } =
+        JournalContents::parse(&read_journal_text(directory));
     removals.retain(|ip, _| !entries.contains_key(ip));
     let mut withheld = BTreeMap::new();
     for (ip, removal) in removals {
@@ -277,7 +283,10 @@ pub(super) fn create_directory(network: &OpenDirectory) -> Option<OpenDirectory>
 
 /// The directory `.cnibox` in `network`, if it exists.
 pub(super) fn existing_directory(network: &OpenDirectory) -> Option<OpenDirectory> {
-    network.open_private(DIRECTORY).map_err(|e| warn!("leases are read without the journal: {e}")).ok()?
+    network
+        .open_private(DIRECTORY)
+        .map_err(|e| warn!("leases are read without the journal: {e}"))
+        .ok()?
 }
 
 /// Logs that the journal cannot be written: the next command reads all leases.
@@ -306,7 +315,11 @@ pub(super) fn mark_lease(lease: &File) -> FileResult<()> {
 }
 
 /// Writes the text of a lease that lost it. The file stays the same, so that its entry stays valid.
-pub(super) fn rewrite_lease(network: &OpenDirectory, lease: &AddressLease, meta: &Metadata) -> FileResult<()> {
+pub(super) fn rewrite_lease(
+    network: &OpenDirectory,
+    lease: &AddressLease,
+    meta: &Metadata,
+) -> FileResult<()> {
     let name = lease.ip.to_string();
     let file = network.overwrite_file(&name, lease.file_text().as_bytes())?;
     set_seal_time(&file, meta.mtime())

@@ -94,7 +94,8 @@ impl fmt::Display for ReclaimedLease {
 
 /// Whether the kernel accepts `name` as the name of a link.
 fn is_interface_name(name: &str) -> bool {
-    (1..=15).contains(&name.len()) && !name.contains(|c: char| c.is_whitespace() || "/:".contains(c))
+    (1..=15).contains(&name.len())
+        && !name.contains(|c: char| c.is_whitespace() || "/:".contains(c))
 }
 
 #[cfg(test)]
@@ -104,7 +105,8 @@ mod tests {
     #[test]
     fn lease_files_of_all_writers_are_parsed() {
         let ip: IpAddr = "10.1.2.3".parse().unwrap();
-        let parse = |content: &[u8]| AddressLease::parse_file(ip, content).map(|l| (l.id, l.ifname));
+        let parse =
+            |content: &[u8]| AddressLease::parse_file(ip, content).map(|l| (l.id, l.ifname));
         let new = Some(("c1".to_owned(), Some("eth0".to_owned())));
         let old = Some(("c1".to_owned(), None));
         assert_eq!(parse(b"c1\r\neth0"), new);

@@ -68,7 +68,9 @@ impl JournalContents {
     /// Parses the text of a journal; a line that is cut short counts as absent.
     pub(super) fn parse(text: &str) -> JournalContents {
         let mut contents = JournalContents::default();
-        let Some(JournalHeader { boot, written_at, .. }) = JournalHeader::parse(text) else { return contents };
+        let Some(JournalHeader { boot, written_at, .. }) = JournalHeader::parse(text) else {
+            return contents;
+        };
         let boot = Rc::new(boot);
         let mut boots = JournalBoots::from([(THIS.to_owned(), Rc::clone(&boot))]);
         contents.written_in = Some(boot);
@@ -88,7 +90,10 @@ impl JournalContents {
 
     /// Drops the removals of addresses that are not in quarantine, unless a removal explains why the present owner got
     /// the address.
-    pub(super) fn without_old_removals(mut self, quarantine: &AddressQuarantine) -> JournalContents {
+    pub(super) fn without_old_removals(
+        mut self,
+        quarantine: &AddressQuarantine,
+    ) -> JournalContents {
         let JournalContents { entries, removals, .. } = &mut self;
         removals.retain(|ip, removal| {
             let explains = removal.reclaimed.is_some() && entries.contains_key(ip);
@@ -115,7 +120,8 @@ impl JournalContents {
             entries.push(entry.to_line(word));
         }
         for (boot, number) in numbers {
-            first += &join_line(&[BOOT, &number, boot.machine.as_deref().unwrap_or(UNKNOWN), &boot.id]);
+            first +=
+                &join_line(&[BOOT, &number, boot.machine.as_deref().unwrap_or(UNKNOWN), &boot.id]);
         }
         sort_items(&mut entries);
         let entries = entries.concat();
@@ -145,7 +151,14 @@ impl JournalRemoval {
         match &self.reclaimed {
             Some(ReclaimedLease { lease, why }) => {
                 let ifname = escape_word(lease.ifname.as_deref().unwrap_or_default());
-                join_line(&["-", &ip, &freed, end_proof_word(*why), &escape_word(&lease.id), &ifname])
+                join_line(&[
+                    "-",
+                    &ip,
+                    &freed,
+                    end_proof_word(*why),
+                    &escape_word(&lease.id),
+                    &ifname,
+                ])
             }
             None if self.freed.is_some() => join_line(&["-", &ip, &freed]),
             None => join_line(&["-", &ip]),
@@ -157,7 +170,9 @@ impl JournalRemoval {
         let words = split_line(line);
         let freed = words.get(2).and_then(|word| RemovalTime::parse(word));
         let reclaimed = if let [_, _, _, why, id, ifname] = words[..] {
-            let why = [EndedBy::HostEnd, EndedBy::EarlierBoot].into_iter().find(|w| end_proof_word(*w) == why);
+            let why = [EndedBy::HostEnd, EndedBy::EarlierBoot]
+                .into_iter()
+                .find(|w| end_proof_word(*w) == why);
             let lease = AddressLease { ip, id: unescape_word(id)?, ifname: unescape_word(ifname) };
             why.map(|why| ReclaimedLease { lease, why })
         } else {
@@ -221,7 +236,9 @@ fn parse_host_end(word: &str) -> Option<HostVeth> {
         _ => return None,
     };
     let peer = match parts.next() {
-        Some(nsid) => Some(ContainerVeth { nsid: nsid.parse().ok()?, index: parts.next()?.parse().ok()? }),
+        Some(nsid) => {
+            Some(ContainerVeth { nsid: nsid.parse().ok()?, index: parts.next()?.parse().ok()? })
+        }
         None => None,
     };
     Some(HostVeth { netns, index, labelled, peer })

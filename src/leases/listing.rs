@@ -81,7 +81,11 @@ pub(super) enum AddressFile {
 impl LeaseListing {
     /// Lists the store of `network` and changes nothing. Fails if ADD could not write to the store; a missing store
     /// that ADD could create is empty.
-    pub fn open_writable(data_dir: &Path, network: &str, options: LeaseOptions) -> error::Result<LeaseListing> {
+    pub fn open_writable(
+        data_dir: &Path,
+        network: &str,
+        options: LeaseOptions,
+    ) -> error::Result<LeaseListing> {
         let path = data_dir.join(network);
         require_writable(&path)?;
         let Some(dir) = OpenDirectory::open_network(data_dir, network)? else {
@@ -92,7 +96,8 @@ impl LeaseListing {
             dir.read_file("lock", 0).during("open lock", &dir.file_path("lock"))?;
         }
         let quarantine = AddressQuarantine::new(options.reuse_delay, &BootIdentity::current());
-        let withheld = journal::withheld_addresses(journal::existing_directory(&dir).as_ref(), &quarantine);
+        let withheld =
+            journal::withheld_addresses(journal::existing_directory(&dir).as_ref(), &quarantine);
         let quarantined = withheld.into_keys().collect();
         Ok(LeaseListing { ips: listed_addresses(&dir)?, dir: Some(dir), quarantined })
     }
@@ -100,9 +105,14 @@ impl LeaseListing {
     /// Lists the store of `network`, without write permission; `None` if there is no store. A directory is a store if
     /// it has the file `lock`, which every command that reserves an address creates.
     pub fn open_existing(data_dir: &Path, network: &str) -> error::Result<Option<LeaseListing>> {
-        let dir = OpenDirectory::open_network(data_dir, network)?.filter(|dir| dir.has_entry("lock"));
+        let dir =
+            OpenDirectory::open_network(data_dir, network)?.filter(|dir| dir.has_entry("lock"));
         let Some(dir) = dir else { return Ok(None) };
-        Ok(Some(LeaseListing { ips: listed_addresses(&dir)?, dir: Some(dir), ..LeaseListing::default() }))
+        Ok(Some(LeaseListing {
+            ips: listed_addresses(&dir)?,
+            dir: Some(dir),
+            ..LeaseListing::default()
+        }))
     }
 
     /// The addresses that have a file, and the addresses in quarantine.
@@ -120,7 +130,8 @@ impl LeaseListing {
     pub fn lease_statuses(&self) -> Vec<LeaseStatus> {
         let Some(dir) = &self.dir else { return Vec::new() };
         let current = Rc::new(BootIdentity::current());
-        let journal = JournalContents::read_journal(journal::existing_directory(dir).as_ref(), &current);
+        let journal =
+            JournalContents::read_journal(journal::existing_directory(dir).as_ref(), &current);
         let found: Vec<_> = self
             .ips
             .iter()
@@ -181,7 +192,8 @@ pub(super) fn read_reservations(
     directory: Option<&OpenDirectory>,
     ips: &HashSet<IpAddr>,
 ) -> Vec<AddressReservation> {
-    let journal = JournalContents::parse(&directory.map(journal::read_journal_text).unwrap_or_default());
+    let journal =
+        JournalContents::parse(&directory.map(journal::read_journal_text).unwrap_or_default());
     let reserved = |ip: &IpAddr| match read_address_file(dir, *ip).with_lost(*ip, &journal) {
         AddressFile::Reserved(reservation) => Some(reservation),
         AddressFile::Lease(..) | AddressFile::Lost(_) | AddressFile::Nothing => None,
@@ -206,7 +218,10 @@ pub fn find_lease(data_dir: &Path, network: &str, ip: IpAddr) -> Option<AddressL
     let dir = OpenDirectory::open_network(data_dir, network).ok()??;
     let mut file = read_address_file(&dir, ip);
     if matches!(file, AddressFile::Lost(_)) {
-        let text = journal::existing_directory(&dir).as_ref().map(journal::read_journal_text).unwrap_or_default();
+        let text = journal::existing_directory(&dir)
+            .as_ref()
+            .map(journal::read_journal_text)
+            .unwrap_or_default();
         file = file.with_lost(ip, &JournalContents::parse(&text));
     }
     file.into_lease().map(|(lease, _)| lease)

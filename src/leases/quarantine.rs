@@ -88,7 +88,12 @@ mod tests {
             (at("b", 100, 0), None),
         ] {
             let quarantine = AddressQuarantine { delay: Duration::from_secs(100), now };
-            assert_eq!(quarantine.time_left(&freed).map(|left| left.as_secs()), left, "{:?}", quarantine.now);
+            assert_eq!(
+                quarantine.time_left(&freed).map(|left| left.as_secs()),
+                left,
+                "{:?}",
+                quarantine.now
+            );
         }
     }
 }

@@ -50,7 +50,11 @@ pub struct LeaseStore {
 
 impl LeaseStore {
     /// Opens the store of `network`, creating missing directories.
-    pub fn open(data_dir: &Path, network: &str, options: LeaseOptions) -> error::Result<LeaseStore> {
+    pub fn open(
+        data_dir: &Path,
+        network: &str,
+        options: LeaseOptions,
+    ) -> error::Result<LeaseStore> {
         if let Some(store) = LeaseStore::open_existing(data_dir, network, options)? {
             return Ok(store);
         }
@@ -61,7 +65,11 @@ impl LeaseStore {
     }
 
     /// Opens the store of `network` unless there is none.
-    pub fn open_existing(data_dir: &Path, network: &str, options: LeaseOptions) -> error::Result<Option<LeaseStore>> {
+    pub fn open_existing(
+        data_dir: &Path,
+        network: &str,
+        options: LeaseOptions,
+    ) -> error::Result<Option<LeaseStore>> {
         let Some(dir) = OpenDirectory::open_network(data_dir, network)? else { return Ok(None) };
         LeaseStore::open_directory(dir, BootIdentity::current(), options).map(Some)
     }
@@ -75,8 +83,11 @@ impl LeaseStore {
         let lock = take_lock(&dir, lock_timeout)?;
         let directory = journal::create_directory(&dir);
         let quarantine = AddressQuarantine::new(reuse_delay, &boot);
-        let journal = directory.as_ref().and_then(|directory| LeaseJournal::open_sealed(&dir, directory, &boot));
-        let mut store = LeaseStore { dir, directory, quarantine, boot: Rc::new(boot), journal, _lock: lock };
+        let journal = directory
+            .as_ref()
+            .and_then(|directory| LeaseJournal::open_sealed(&dir, directory, &boot));
+        let mut store =
+            LeaseStore { dir, directory, quarantine, boot: Rc::new(boot), journal, _lock: lock };
         if store.journal.is_none() {
             store.rebuild_journal()?;
         }
@@ -103,7 +114,8 @@ impl LeaseStore {
         }
         // The journal is written before the lease is linked: a kill leaves no lease without an entry.
         let journal = change_journal(self.journal.take(), |journal| {
-            let file = LeaseFileId::from_metadata(&file.metadata().during("stat", Path::new(temp))?);
+            let file =
+                LeaseFileId::from_metadata(&file.metadata().during("stat", Path::new(temp))?);
             journal.add_entry(&JournalEntry { lease, file, end, boot: Some(Rc::clone(&self.boot)) })
         });
         let linked = directory.publish_file(temp, &self.dir, &name);
@@ -116,7 +128,9 @@ impl LeaseStore {
         self.journal = if reserved {
             journal
         } else {
-            change_journal(journal, |journal| journal.add_removals(&[JournalRemoval::of_address(ip)]))
+            change_journal(journal, |journal| {
+                journal.add_removals(&[JournalRemoval::of_address(ip)])
+            })
         };
         Ok(reserved)
     }
@@ -202,7 +216,10 @@ impl LeaseStore {
         let ips = listing::listed_addresses(&self.dir)?;
         let leases = match self.journal.as_ref().and_then(LeaseJournal::len) {
             Some(leases) => leases,
-            None => ips.iter().filter_map(|ip| listing::read_address_file(&self.dir, *ip).into_lease()).count(),
+            None => ips
+                .iter()
+                .filter_map(|ip| listing::read_address_file(&self.dir, *ip).into_lease())
+                .count(),
         };
         Ok(ips.len().saturating_sub(leases))
     }
@@ -236,7 +253,10 @@ impl LeaseStore {
         if let Err(e) = read.as_ref()
             && e.kind() != ErrorKind::NotFound
         {
-            stderr::write_line(format_args!("Error retrieving last reserved ip: {}", error::io_text(e)));
+            stderr::write_line(format_args!(
+                "Error retrieving last reserved ip: {}",
+                error::io_text(e)
+            ));
         }
         std::str::from_utf8(&read.ok()?.0).ok()?.trim().parse().ok()
     }
@@ -270,7 +290,10 @@ impl LeaseStore {
     }
 
     /// Like [`LeaseStore::remove_leases`], for addresses that were in use: the quarantine begins.
-    fn remove_freed_leases(&mut self, leases: Vec<AddressLease>) -> error::Result<Vec<AddressLease>> {
+    fn remove_freed_leases(
+        &mut self,
+        leases: Vec<AddressLease>,
+    ) -> error::Result<Vec<AddressLease>> {
         let freed = self.quarantine.removal_time();
         self.remove_leases(leases, |lease| JournalRemoval {
             freed: freed.clone(),
@@ -279,7 +302,11 @@ impl LeaseStore {
     }
 
     /// Removes all leases that can be removed, then reports the errors.
-    fn remove_leases<L>(&mut self, leases: Vec<L>, removal: impl Fn(&L) -> JournalRemoval) -> error::Result<Vec<L>> {
+    fn remove_leases<L>(
+        &mut self,
+        leases: Vec<L>,
+        removal: impl Fn(&L) -> JournalRemoval,
+    ) -> error::Result<Vec<L>> {
         let (mut removed, mut removals, mut errors) = (Vec::new(), Vec::new(), Vec::new());
         let journal = self.journal.take();
         for lease in leases {
@@ -301,22 +328,32 @@ impl LeaseStore {
         let mut noted = JournalContents::read_journal(self.directory.as_ref(), &self.boot);
         let leases = self.read_all_leases(&noted)?;
         self.journal = self.directory.as_ref().and_then(|directory| {
-            let entries: HashMap<IpAddr, JournalEntry> =
-                leases.iter().map(|(lease, meta)| (lease.ip, noted.entry_of_lease(lease, meta))).collect();
+            let entries: HashMap<IpAddr, JournalEntry> = leases
+                .iter()
+                .map(|(lease, meta)| (lease.ip, noted.entry_of_lease(lease, meta)))
+                .collect();
             // Removed by another program, or before a kill.
             for ip in noted.entries.into_keys().filter(|ip| !entries.contains_key(ip)) {
-                let removal =
-                    JournalRemoval { freed: self.quarantine.removal_time(), ..JournalRemoval::of_address(ip) };
+                let removal = JournalRemoval {
+                    freed: self.quarantine.removal_time(),
+                    ..JournalRemoval::of_address(ip)
+                };
                 noted.removals.insert(ip, removal);
             }
-            let contents = JournalContents { entries, ..noted }.without_old_removals(&self.quarantine);
-            LeaseJournal::create_from(&self.dir, directory, &self.boot, &contents).inspect_err(log_unwritable).ok()?
+            let contents =
+                JournalContents { entries, ..noted }.without_old_removals(&self.quarantine);
+            LeaseJournal::create_from(&self.dir, directory, &self.boot, &contents)
+                .inspect_err(log_unwritable)
+                .ok()?
         });
         Ok(leases)
     }
 
     /// Reads all leases, also those that lost their text, as far as the journal, `noted`, has them.
-    pub(super) fn read_all_leases(&mut self, noted: &JournalContents) -> error::Result<Vec<(AddressLease, Metadata)>> {
+    pub(super) fn read_all_leases(
+        &mut self,
+        noted: &JournalContents,
+    ) -> error::Result<Vec<(AddressLease, Metadata)>> {
         let mut leases = Vec::new();
         for ip in listing::listed_addresses(&self.dir)? {
             match listing::read_address_file(&self.dir, ip) {
@@ -334,7 +371,12 @@ impl LeaseStore {
     /// Frees the address of a lease that lost its text in a power cut, which ended its container. If nothing proves that
     /// there was a reboot since, a failed write may have lost the text, and the container may live: its lease is written
     /// again, or its address stays reserved.
-    fn recover_lost_lease(&mut self, ip: IpAddr, meta: &Metadata, noted: &JournalContents) -> Option<AddressLease> {
+    fn recover_lost_lease(
+        &mut self,
+        ip: IpAddr,
+        meta: &Metadata,
+        noted: &JournalContents,
+    ) -> Option<AddressLease> {
         if noted.is_of_earlier_boot(ip, meta, &self.boot) {
             match self.remove_unlisted_file(ip) {
                 Ok(()) => warn!("freed {ip}: its lease was lost in a power cut"),
@@ -363,8 +405,11 @@ impl LeaseStore {
         let path = self.dir.file_path("");
         let data_dir = path.parent().unwrap_or(&path);
         let network = listing::network_name_of(&self.dir);
-        let option =
-            if data_dir == Path::new(DATA_DIR) { String::new() } else { format!("--data-dir {} ", data_dir.display()) };
+        let option = if data_dir == Path::new(DATA_DIR) {
+            String::new()
+        } else {
+            format!("--data-dir {} ", data_dir.display())
+        };
         format!("cnibox ipam free {option}--network {network} {ip}")
     }
 

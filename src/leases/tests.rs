@@ -17,7 +17,9 @@ use super::lines::JournalContents;
 use super::notes::judge_entries;
 use super::*;
 use crate::attachment::boot::tests::{BOOT_START, MACHINE};
-use crate::attachment::{AttachmentId, BootIdentity, ContainerVeth, HostVeth, Liveness, UnknownBecause};
+use crate::attachment::{
+    AttachmentId, BootIdentity, ContainerVeth, HostVeth, Liveness, UnknownBecause,
+};
 use crate::files::dir::OpenDirectory;
 
 thread_local! {
@@ -57,7 +59,12 @@ impl Scene {
     }
 
     fn open_with(&self, boot: &str, options: LeaseOptions) -> LeaseStore {
-        LeaseStore::open_directory(OpenDirectory::open(&self.dir).unwrap(), self::boot(boot), options).unwrap()
+        LeaseStore::open_directory(
+            OpenDirectory::open(&self.dir).unwrap(),
+            self::boot(boot),
+            options,
+        )
+        .unwrap()
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -163,10 +170,14 @@ fn a_reservation_by_hand_outlasts_boots() {
         assert!(store.release_attachment(owner(1)).unwrap().is_empty());
         assert_eq!(store.reclaim_ended(|_, gone| gone).unwrap(), []);
         assert_eq!(store.retain_leases(|lease| lease.ifname.is_none(), false).unwrap().0, []);
-        assert_eq!((store.taken_addresses().unwrap(), store.count_reservations().unwrap()), (all.clone(), 3));
+        assert_eq!(
+            (store.taken_addresses().unwrap(), store.count_reservations().unwrap()),
+            (all.clone(), 3)
+        );
     }
     // An administrator may give them back.
-    let removed = scene.open().remove_reservations(|reserved| reserved.ip == ip("10.0.0.10")).unwrap();
+    let removed =
+        scene.open().remove_reservations(|reserved| reserved.ip == ip("10.0.0.10")).unwrap();
     assert_eq!(removed, [AddressReservation { ip: ip("10.0.0.10"), empty: false }]);
     scene.reserve("10.0.0.10", owner(1));
 }

@@ -12,7 +12,8 @@ use serde_json::Value;
 use super::AttachmentId;
 use super::elements::RecordedElements;
 use super::iptables::{
-    self, ChainScope, IptablesFlavour, IptablesHandle, IptablesPrograms, LACKING_MODULE, nft_table_for,
+    self, ChainScope, IptablesFlavour, IptablesHandle, IptablesPrograms, LACKING_MODULE,
+    nft_table_for,
 };
 use super::layout::{CniboxTables, HandoverCount, RestorableState};
 use super::rules::RecordedRules;
@@ -28,7 +29,8 @@ use cni::files;
 const PROBE_RULE: NftTable<'_> = NftTable::new_inet("cnibox_probe");
 
 /// The errors of a kernel without `nf_tables`, for requests or for the socket.
-const MISSING_MODULE_HELP: [Errno; 4] = [Errno::EINVAL, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EAFNOSUPPORT];
+const MISSING_MODULE_HELP: [Errno; 4] =
+    [Errno::EINVAL, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EAFNOSUPPORT];
 
 /// The interface by which rules are created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,7 +95,11 @@ impl RuleBackend {
             }
             filter.has_iptables_in_use() || probe_iptables().is_ok()
         });
-        if is_usable || !filter.has_nf_tables() { RuleBackend::Iptables } else { RuleBackend::Nftables }
+        if is_usable || !filter.has_nf_tables() {
+            RuleBackend::Iptables
+        } else {
+            RuleBackend::Nftables
+        }
     }
 
     /// For STATUS: fails with code 50 and a remedy if this back end cannot work.
@@ -226,7 +232,9 @@ impl PacketFilter {
             Some(present) => *present,
             None => match self.nft_socket().and_then(|nft| nft.has_object(PROBE_RULE)) {
                 Ok(_) => true,
-                Err(error) if error.errno().is_some_and(|e| MISSING_MODULE_HELP.contains(&e)) => false,
+                Err(error) if error.errno().is_some_and(|e| MISSING_MODULE_HELP.contains(&e)) => {
+                    false
+                }
                 Err(error) => return Err(error.into()),
             },
         };
@@ -251,25 +259,35 @@ impl PacketFilter {
     }
 
     fn require_iptables(&self) -> Result<()> {
-        let programs = self.default_programs(IpFamily::V4).ok_or_else(|| iptables::not_found_error(IpFamily::V4))?;
+        let programs = self
+            .default_programs(IpFamily::V4)
+            .ok_or_else(|| iptables::not_found_error(IpFamily::V4))?;
         if !programs.are_on_nf_tables() || !self.has_nf_tables() {
             return probe_iptables();
         }
         if self.has_iptables_matches() {
             return Ok(());
         }
-        Err(Error::internal("the kernel cannot match comments for iptables").with_details(LACKING_MODULE))
+        Err(Error::internal("the kernel cannot match comments for iptables")
+            .with_details(LACKING_MODULE))
     }
 
     /// The tables of the node's default iptables.
     pub fn default_iptables(&self, family: IpFamily) -> Result<IptablesHandle<'_>> {
-        self.find_iptables(family, IptablesFlavour::Default)?.ok_or_else(|| iptables::not_found_error(family))
+        self.find_iptables(family, IptablesFlavour::Default)?
+            .ok_or_else(|| iptables::not_found_error(family))
     }
 
     /// The tables of a flavour of iptables, if they can be changed.
-    pub fn find_iptables(&self, family: IpFamily, flavour: IptablesFlavour) -> Result<Option<IptablesHandle<'_>>> {
+    pub fn find_iptables(
+        &self,
+        family: IpFamily,
+        flavour: IptablesFlavour,
+    ) -> Result<Option<IptablesHandle<'_>>> {
         let is_on_nf_tables = match flavour {
-            IptablesFlavour::Default => self.default_programs(family).is_some_and(IptablesPrograms::are_on_nf_tables),
+            IptablesFlavour::Default => {
+                self.default_programs(family).is_some_and(IptablesPrograms::are_on_nf_tables)
+            }
             IptablesFlavour::Nft => true,
             IptablesFlavour::Legacy => false,
         };
@@ -279,7 +297,9 @@ impl PacketFilter {
 
     fn default_programs(&self, family: IpFamily) -> Option<&IptablesPrograms> {
         let programs = &self.programs[usize::from(family == IpFamily::V6)];
-        programs.get_or_init(|| IptablesPrograms::find_installed(family, IptablesFlavour::Default)).as_ref()
+        programs
+            .get_or_init(|| IptablesPrograms::find_installed(family, IptablesFlavour::Default))
+            .as_ref()
     }
 
     /// The tables of each flavour of iptables that has one of the chains, or, without `chains`, a chain of any CNI
@@ -311,13 +331,20 @@ impl PacketFilter {
         join_outcomes(IpFamily::BOTH.map(|family| {
             let found = self.iptables_with_chains(family, name, chains)?;
             join_outcomes(
-                found.iter().map(|tables| tables.delete_from_table(name, scope, &|table| plan(table, family))),
+                found.iter().map(|tables| {
+                    tables.delete_from_table(name, scope, &|table| plan(table, family))
+                }),
             )
         }))
     }
 
     /// Whether `nf_tables` has one of these chains of iptables, or, without `chains`, one of any CNI plugin.
-    pub(super) fn has_any_chain(&self, family: IpFamily, table: &str, chains: &[&str]) -> Result<bool> {
+    pub(super) fn has_any_chain(
+        &self,
+        family: IpFamily,
+        table: &str,
+        chains: &[&str],
+    ) -> Result<bool> {
         let table = nft_table_for(family, table);
         self.query_nft(&|nft| {
             if chains.is_empty() {
@@ -337,7 +364,8 @@ impl PacketFilter {
     fn has_iptables_in_use(&self) -> bool {
         let matches = Path::new("/proc/thread-self/net/ip_tables_matches");
         ["nat", "filter"].iter().any(|name| self.has_legacy_table(IpFamily::V4, name))
-            && files::read_text(matches, 64 << 10).is_ok_and(|text| text.lines().any(|line| line == "comment"))
+            && files::read_text(matches, 64 << 10)
+                .is_ok_and(|text| text.lines().any(|line| line == "comment"))
     }
 
     /// Whether iptables-legacy has used the table.
@@ -347,17 +375,27 @@ impl PacketFilter {
             IpFamily::V4 => (v4, "/proc/thread-self/net/ip_tables_names"),
             IpFamily::V6 => (v6, "/proc/thread-self/net/ip6_tables_names"),
         };
-        let names = names.get_or_init(|| files::read_text(Path::new(file), 64 << 10).unwrap_or_default());
+        let names =
+            names.get_or_init(|| files::read_text(Path::new(file), 64 << 10).unwrap_or_default());
         names.lines().any(|name| name == table)
     }
 
     /// The lines of a built-in chain of iptables-legacy, if its table is used.
-    pub fn list_legacy_chain(&self, family: IpFamily, table: &str, chain: &str) -> Option<Vec<String>> {
-        self.has_legacy_table(family, table).then(|| iptables::list_legacy_chain(family, table, chain))?
+    pub fn list_legacy_chain(
+        &self,
+        family: IpFamily,
+        table: &str,
+        chain: &str,
+    ) -> Option<Vec<String>> {
+        self.has_legacy_table(family, table)
+            .then(|| iptables::list_legacy_chain(family, table, chain))?
     }
 
     /// The result of a query; the default one if the kernel has no `nf_tables`.
-    pub(super) fn query_nft<T: Default>(&self, query: &dyn Fn(&NftSocket) -> netlink::NetlinkResult<T>) -> Result<T> {
+    pub(super) fn query_nft<T: Default>(
+        &self,
+        query: &dyn Fn(&NftSocket) -> netlink::NetlinkResult<T>,
+    ) -> Result<T> {
         Ok(self.nft_socket_if_present()?.map(query).transpose()?.unwrap_or_default())
     }
 }

@@ -21,7 +21,8 @@ use crate::netlink::nftables::{
 use cni::sort::collect_set;
 
 /// Returns the elements to delete; may add other deletions.
-pub type FindElements<'f> = &'f mut dyn FnMut(&NftSocket, &mut NftBatch) -> NetlinkResult<Vec<SetElement>>;
+pub type FindElements<'f> =
+    &'f mut dyn FnMut(&NftSocket, &mut NftBatch) -> NetlinkResult<Vec<SetElement>>;
 
 /// What the records of a feature want in sets and maps.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +40,11 @@ pub struct RecordedElements {
 
 /// The attachment's element has other data. The element of another attachment is in its place: that attachment may have
 /// another subnet.
-pub fn differing_data(_: AttachmentId<'_>, wanted: &SetElement, found: &SetElement) -> Option<String> {
+pub fn differing_data(
+    _: AttachmentId<'_>,
+    wanted: &SetElement,
+    found: &SetElement,
+) -> Option<String> {
     let is_wrong = has_same_owner(found, wanted) && found.data != wanted.data;
     is_wrong.then(|| format!("element {wanted} of {} has another value", wanted.set))
 }
@@ -60,13 +65,19 @@ impl RecordedElements {
 
     /// Whether the record of a living attachment wants an element in the table.
     pub fn need_table(&self, table: NftTable<'_>) -> bool {
-        self.kept.has_restorable_part(&|stored| self.of_stored(stored).iter().any(|element| element.set.table == table))
+        self.kept.has_restorable_part(&|stored| {
+            self.of_stored(stored).iter().any(|element| element.set.table == table)
+        })
     }
 
     /// Restores the elements of all records, if one of the sets was flushed.
     pub fn restore(&self, change: &mut LayoutTransaction<'_>) {
         if self.sets.iter().any(|set| change.is_flushed(*set)) {
-            for element in change.restorable_records(self.kept).iter().flat_map(|stored| self.of_stored(stored)) {
+            for element in change
+                .restorable_records(self.kept)
+                .iter()
+                .flat_map(|stored| self.of_stored(stored))
+            {
                 change.restore_element(&element);
             }
         }
@@ -87,14 +98,27 @@ impl RecordedElements {
     }
 
     /// Deletes the attachment's elements: those with the keys of `known`, or, if that is empty, all.
-    pub fn delete_of_owner(&self, nft: &NftSocket, owner: AttachmentId<'_>, known: &[SetElement]) -> NetlinkResult<()> {
+    pub fn delete_of_owner(
+        &self,
+        nft: &NftSocket,
+        owner: AttachmentId<'_>,
+        known: &[SetElement],
+    ) -> NetlinkResult<()> {
         let is_own = owner.comment_matcher();
-        self.delete_found(nft, Some(owner), &mut |nft, _| nft.find_elements_by_comment(self.sets, known, &is_own))
+        self.delete_found(nft, Some(owner), &mut |nft, _| {
+            nft.find_elements_by_comment(self.sets, known, &is_own)
+        })
     }
 
     /// Deletes the elements with the comments that `which` selects.
-    pub fn delete_by_comment(&self, nft: &NftSocket, which: CommentSelector<'_>) -> NetlinkResult<()> {
-        self.delete_found(nft, None, &mut |nft, _| nft.find_elements_by_comment(self.sets, &[], which))
+    pub fn delete_by_comment(
+        &self,
+        nft: &NftSocket,
+        which: CommentSelector<'_>,
+    ) -> NetlinkResult<()> {
+        self.delete_found(nft, None, &mut |nft, _| {
+            nft.find_elements_by_comment(self.sets, &[], which)
+        })
     }
 
     /// Deletes the elements that `find` returns, unless another process has replaced them in between, and the chains
@@ -129,18 +153,28 @@ impl RecordedElements {
     /// The elements of other attachments with the keys of elements that are about to be deleted: for the deletion of
     /// the `owner` of the attachments with the same addresses; for GC, after the removal of stale records, of all
     /// attachments.
-    pub fn elements_of_next_owners(&self, owner: Option<AttachmentId<'_>>, deleted: &[SetElement]) -> Vec<SetElement> {
+    pub fn elements_of_next_owners(
+        &self,
+        owner: Option<AttachmentId<'_>>,
+        deleted: &[SetElement],
+    ) -> Vec<SetElement> {
         let ip = |element: &SetElement| match element.key.0.as_slice() {
             [NftValue::Ip(ip)] => Some(*ip),
             _ => None,
         };
         let Some(owner) = owner else {
             let living = if deleted.is_empty() { Vec::new() } else { self.kept.restorable_parts() };
-            return first_for_each_key(deleted, living.iter().flat_map(|stored| self.of_stored(stored)));
+            return first_for_each_key(
+                deleted,
+                living.iter().flat_map(|stored| self.of_stored(stored)),
+            );
         };
         let ips = collect_set(deleted.iter().filter_map(ip));
         let others = ips.into_iter().flat_map(|ip| other_attachments(self.kept, ip, owner));
-        first_for_each_key(deleted, others.flat_map(|(record, part)| (self.of_part)(record.attachment_id(), &part)))
+        first_for_each_key(
+            deleted,
+            others.flat_map(|(record, part)| (self.of_part)(record.attachment_id(), &part)),
+        )
     }
 }
 
@@ -165,12 +199,22 @@ pub fn other_attachments<T: DeserializeOwned>(
     ip: IpAddr,
     owner: AttachmentId<'_>,
 ) -> Vec<(AttachmentRecord, T)> {
-    let others = AttachmentRecord::find_others_by_address(ip, owner).into_iter().filter(|record| !record.is_gone());
-    others.filter_map(|record| kept.read_content(record.attachment_id()).map(|content| (record, content))).collect()
+    let others = AttachmentRecord::find_others_by_address(ip, owner)
+        .into_iter()
+        .filter(|record| !record.is_gone());
+    others
+        .filter_map(|record| {
+            kept.read_content(record.attachment_id()).map(|content| (record, content))
+        })
+        .collect()
 }
 
 /// The first of `elements` for each key.
-fn first_for_each_key(deleted: &[SetElement], elements: impl Iterator<Item = SetElement>) -> Vec<SetElement> {
-    let mut keys: HashSet<(NftSet<'_>, ElementKey)> = deleted.iter().map(|e| (e.set, e.key.clone())).collect();
+fn first_for_each_key(
+    deleted: &[SetElement],
+    elements: impl Iterator<Item = SetElement>,
+) -> Vec<SetElement> {
+    let mut keys: HashSet<(NftSet<'_>, ElementKey)> =
+        deleted.iter().map(|e| (e.set, e.key.clone())).collect();
     elements.filter(|element| keys.remove(&(element.set, element.key.clone()))).collect()
 }

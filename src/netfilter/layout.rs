@@ -16,7 +16,9 @@ use std::fmt;
 
 use crate::attachment::{REPAIR_REMEDY, RecordStore};
 use crate::netlink::NetlinkResult;
-use crate::netlink::nftables::{NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, RuleInfo, SetElement};
+use crate::netlink::nftables::{
+    NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, RuleInfo, SetElement,
+};
 use cni::error::{self, Error};
 
 pub use transaction::{CniboxTables, LayoutTransaction};
@@ -80,7 +82,11 @@ impl TableLayout {
         }
     }
 
-    pub fn find_difference(self, nft: &NftSocket, comparison: RuleComparison) -> NetlinkResult<Option<TableDamage>> {
+    pub fn find_difference(
+        self,
+        nft: &NftSocket,
+        comparison: RuleComparison,
+    ) -> NetlinkResult<Option<TableDamage>> {
         let (state, _) = TableState::read_table(nft, self, &[], comparison)?;
         Ok(state.damage.map(|text| TableDamage { exists: state.exists, text }))
     }
@@ -88,7 +94,8 @@ impl TableLayout {
     /// For CHECK: fails if the table differs from its layout.
     pub fn require_whole(self, nft: &NftSocket, comparison: RuleComparison) -> error::Result<()> {
         let damage = self.find_difference(nft, comparison)?;
-        damage.map_or(Ok(()), |damage| Err(Error::internal(damage.text).with_details(REPAIR_REMEDY)))
+        damage
+            .map_or(Ok(()), |damage| Err(Error::internal(damage.text).with_details(REPAIR_REMEDY)))
     }
 
     /// The rules of a chain that elements jump to.
@@ -101,16 +108,23 @@ impl TableLayout {
         if self.subnet.is_none() {
             return Ok(Vec::new());
         }
-        let mut names: Vec<String> = nft.dump_chains(self.table)?.into_iter().map(|chain| chain.name).collect();
+        let mut names: Vec<String> =
+            nft.dump_chains(self.table)?.into_iter().map(|chain| chain.name).collect();
         names.retain(|name| !filled.contains(name.as_str()) && self.subnet_rules(name).is_some());
         Ok(names)
     }
 
     /// The chains of an exact layout that are at another hook.
-    fn misplaced_chains(&self, nft: &NftSocket, comparison: RuleComparison) -> NetlinkResult<Vec<NftChain<'static>>> {
+    fn misplaced_chains(
+        &self,
+        nft: &NftSocket,
+        comparison: RuleComparison,
+    ) -> NetlinkResult<Vec<NftChain<'static>>> {
         let mut misplaced = Vec::new();
-        for (chain, _) in
-            self.chains.iter().filter(|_| self.has_only_these_rules && comparison == RuleComparison::RuleSet)
+        for (chain, _) in self
+            .chains
+            .iter()
+            .filter(|_| self.has_only_these_rules && comparison == RuleComparison::RuleSet)
         {
             if !nft.is_at_hook(*chain)? {
                 misplaced.push(*chain);
@@ -203,8 +217,12 @@ impl TableState {
     ) -> NetlinkResult<(TableState, Vec<Option<SetElement>>)> {
         let sentinels = layout.sets.iter().map(|set| set.sentinel_element());
         let queried: Vec<_> = sentinels.chain(wanted.iter().cloned()).collect();
-        let own: Vec<_> =
-            layout.chains.iter().map(|(chain, _)| *chain).filter(|_| layout.has_only_these_rules).collect();
+        let own: Vec<_> = layout
+            .chains
+            .iter()
+            .map(|(chain, _)| *chain)
+            .filter(|_| layout.has_only_these_rules)
+            .collect();
         let mut look = nft.read_table(layout.table, &own, &queried)?;
         let found = look.elements.split_off(layout.sets.len());
         let mut damage = Vec::new();
@@ -312,7 +330,9 @@ fn first_difference(
     for rule in found.iter().filter(|rule| rule.chain == chain.name) {
         match fixed.next() {
             Some((comment, build)) if rule.comment.as_deref() == Some(comment) => {
-                if comparison == RuleComparison::RuleSet && !build().has_expressions_of(chain.table, rule) {
+                if comparison == RuleComparison::RuleSet
+                    && !build().has_expressions_of(chain.table, rule)
+                {
                     return Some(format!("rule \"{comment}\" of chain {chain} was changed"));
                 }
             }

@@ -34,7 +34,8 @@ use cni::error::{Error, ErrorContext, Result};
 
 const TABLE: NftTable<'_> = NftTable::new_inet("cnibox_localhost")
     .with_comment("cnibox: loopback addresses are the host's own, also with route_localnet");
-const PREROUTING: NftChain<'_> = TABLE.named_chain("prerouting").at_filter_hook(NetfilterHook::Prerouting, RAW);
+const PREROUTING: NftChain<'_> =
+    TABLE.named_chain("prerouting").at_filter_hook(NetfilterHook::Prerouting, RAW);
 
 const LOOPBACK: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8);
 
@@ -62,7 +63,10 @@ fn from_outside() -> NftRule {
 fn iptables_rules() -> [iptables::IptablesRule; 2] {
     [("-d", TO), ("-s", FROM)].map(|(side, comment)| {
         let words = [side, &LOOPBACK.to_string(), "!", "-i", "lo"];
-        iptables::IptablesRule::new("PREROUTING").with_words(&words).with_comment(comment).with_target("DROP")
+        iptables::IptablesRule::new("PREROUTING")
+            .with_words(&words)
+            .with_comment(comment)
+            .with_target("DROP")
     })
 }
 
@@ -141,7 +145,8 @@ pub fn require_closed(filter: &PacketFilter) -> Result<()> {
     match iptables_rules().into_iter().find(|rule| !table.has_rule(rule)) {
         None => Ok(()),
         Some(rule) => {
-            let msg = format!("rule{} is missing in iptables table {RAW_TABLE}", rule.quoted_words());
+            let msg =
+                format!("rule{} is missing in iptables table {RAW_TABLE}", rule.quoted_words());
             Err(Error::internal(msg).with_details(REPAIR_REMEDY))
         }
     }

@@ -39,14 +39,16 @@ impl AttachmentId<'_> {
     /// The comment of this attachment's rules in the reference's nftables layout.
     pub fn reference_comment(&self) -> String {
         let [network, ifname, id] = self.unquoted_names();
-        cut_comment(&format!("{}, net: {network}, if: {ifname}, id: {id}", self.instance_id())).to_owned()
+        cut_comment(&format!("{}, net: {network}, if: {ifname}, id: {id}", self.instance_id()))
+            .to_owned()
     }
 
     /// The comment of this attachment's objects in our own layouts: as [`AttachmentId::reference_comment`], but if it
     /// is too long, the end of the network's name is cut rather than the container's id. Parsed by [`parse_label`].
     pub fn object_label(&self) -> String {
         let [network, ifname, id] = self.unquoted_names();
-        cut_comment(&format!("{}, id: {id}, if: {ifname}, net: {network}", self.instance_id())).to_owned()
+        cut_comment(&format!("{}, id: {id}, if: {ifname}, net: {network}", self.instance_id()))
+            .to_owned()
     }
 
     fn unquoted_names(&self) -> [String; 3] {
@@ -68,7 +70,8 @@ impl AttachmentId<'_> {
     /// another network.
     pub fn is_of_same_container(&self, label: Option<&str>) -> bool {
         label.is_some_and(|label| {
-            container_of_label(label) == Some(self.id) && !label.starts_with(&network_hash(self.network))
+            container_of_label(label) == Some(self.id)
+                && !label.starts_with(&network_hash(self.network))
         })
     }
 }
@@ -98,7 +101,10 @@ pub fn rule_comment_prefix(network: &str) -> String {
 }
 
 /// Whether the object with a comment belongs to the network and to no valid attachment.
-pub fn stale_matcher(network: &str, valid: &[AttachmentId<'_>]) -> impl Fn(Option<&str>) -> bool + use<> {
+pub fn stale_matcher(
+    network: &str,
+    valid: &[AttachmentId<'_>],
+) -> impl Fn(Option<&str>) -> bool + use<> {
     let ours = network_hash(network) + "-";
     let valid: HashSet<String> = valid.iter().map(AttachmentId::instance_id).collect();
     move |comment| {
@@ -127,7 +133,9 @@ pub fn is_left_in_place(found: &SetElement, wanted: &SetElement) -> bool {
 
 /// Whether the owner in a comment is certainly gone.
 pub fn is_owner_gone(comment: Option<&str>) -> bool {
-    instance_in_comment(comment).and_then(AttachmentRecord::find_by_instance).is_some_and(|record| record.is_gone())
+    instance_in_comment(comment)
+        .and_then(AttachmentRecord::find_by_instance)
+        .is_some_and(|record| record.is_gone())
 }
 
 #[cfg(test)]

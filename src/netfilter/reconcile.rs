@@ -61,7 +61,11 @@ pub fn check_attachment(
 ) -> Result<()> {
     let content = serde_json::to_value(part).map_err(|e| Error::internal(e.to_string()))?;
     let stored = StoredRecord { record: AttachmentRecord::new(owner, "", ""), content };
-    FilterComparison::new(filter).find_differences(feature, &stored, &[])?.into_iter().next().map_or(Ok(()), Err)
+    FilterComparison::new(filter)
+        .find_differences(feature, &stored, &[])?
+        .into_iter()
+        .next()
+        .map_or(Ok(()), Err)
 }
 
 /// Compares the rules of all attachments of this host with their records.
@@ -73,7 +77,8 @@ pub fn reconcile_all(filter: &PacketFilter, mode: ReconcileMode) -> Result<Recon
     let mut failures = restore_all(filter);
     let left = find_differences(filter)?;
     differences.retain(|object| !left.contains(object));
-    failures.extend(left.into_iter().map(|object| Error::internal(format!("not restored: {object}"))));
+    failures
+        .extend(left.into_iter().map(|object| Error::internal(format!("not restored: {object}"))));
     Ok(ReconcileOutcome { differences, failures })
 }
 
@@ -86,7 +91,9 @@ pub fn restore_all(filter: &PacketFilter) -> Vec<Error> {
 
 /// Restores what is not in the feature's tables.
 fn restore_other_objects(filter: &PacketFilter, feature: &FilterFeature) -> Result<()> {
-    let of_rules = feature.rules.map_or(Ok(()), |rules| rules.restore(&|family| filter.default_iptables(family)));
+    let of_rules = feature
+        .rules
+        .map_or(Ok(()), |rules| rules.restore(&|family| filter.default_iptables(family)));
     of_rules.and((feature.restore)(filter))
 }
 
@@ -94,7 +101,8 @@ fn restore_other_objects(filter: &PacketFilter, feature: &FilterFeature) -> Resu
 /// DEL and whoever reclaims an attachment hold its lock from the change of the record to that of the rules. What seems
 /// to differ is compared again while its lock is held here.
 fn find_differences(filter: &PacketFilter) -> Result<Vec<String>> {
-    let seen: HashSet<String> = differences_of_features(filter)?.into_iter().map(|found| found.instance).collect();
+    let seen: HashSet<String> =
+        differences_of_features(filter)?.into_iter().map(|found| found.instance).collect();
     let seen: Vec<String> = seen.into_iter().collect();
     let mut certain: Vec<String> = Vec::new();
     for instances in seen.chunks(LOCKED) {
@@ -122,13 +130,14 @@ fn differences_of_features(filter: &PacketFilter) -> Result<Vec<Difference>> {
         for stored in &all {
             let content = (feature.decided_part)(filter, stored, &all)?;
             let decided = StoredRecord { record: stored.record.clone(), content };
-            let errors = comparison.find_differences(feature, &decided, &all).unwrap_or_else(|error| vec![error]);
+            let errors = comparison
+                .find_differences(feature, &decided, &all)
+                .unwrap_or_else(|error| vec![error]);
             let instance = stored.attachment_id().instance_id();
-            found.extend(
-                errors
-                    .iter()
-                    .map(|error| Difference { instance: instance.clone(), object: error.message().to_owned() }),
-            );
+            found.extend(errors.iter().map(|error| Difference {
+                instance: instance.clone(),
+                object: error.message().to_owned(),
+            }));
         }
     }
     Ok(found)
@@ -167,7 +176,8 @@ impl<'f> FilterComparison<'f> {
         all: &[StoredRecord<Value>],
     ) -> Result<Vec<Error>> {
         let (owner, part) = (stored.attachment_id(), &stored.content);
-        let families: Vec<IpFamily> = feature.rules.iter().flat_map(|rules| rules.families(part)).collect();
+        let families: Vec<IpFamily> =
+            feature.rules.iter().flat_map(|rules| rules.families(part)).collect();
         let mut texts = Vec::new();
         if let Some(elements) = &feature.elements
             && self.requires_elements(feature, owner, part)?
@@ -177,12 +187,16 @@ impl<'f> FilterComparison<'f> {
         if !texts.is_empty() && (feature.is_of_reference)(self.filter.nft_socket()?, owner, part)? {
             return Ok(Vec::new());
         }
-        for (rules, family) in feature.rules.iter().flat_map(|rules| families.iter().map(move |f| (rules, *f))) {
+        for (rules, family) in
+            feature.rules.iter().flat_map(|rules| families.iter().map(move |f| (rules, *f)))
+        {
             texts.extend(self.find_missing_rule(rules, family, stored, all)?);
         }
         let mut errors: Vec<Error> = texts
             .into_iter()
-            .map(|text| Error::internal(text).with_details(feature.state.kept.restore_remedy(owner)))
+            .map(|text| {
+                Error::internal(text).with_details(feature.state.kept.restore_remedy(owner))
+            })
             .collect();
         errors.extend((feature.check)(self.filter, owner, part).err());
         Ok(errors)
@@ -190,7 +204,12 @@ impl<'f> FilterComparison<'f> {
 
     /// Whether the elements are required. An attachment with rules in iptables needs none if the reference created it,
     /// or if the kernel has no `nf_tables`.
-    fn requires_elements(&self, feature: &FilterFeature, owner: AttachmentId<'_>, part: &Value) -> Result<bool> {
+    fn requires_elements(
+        &self,
+        feature: &FilterFeature,
+        owner: AttachmentId<'_>,
+        part: &Value,
+    ) -> Result<bool> {
         if RuleBackend::of_part(part) != Some(RuleBackend::Iptables) {
             return Ok(true);
         }
@@ -221,7 +240,8 @@ impl<'f> FilterComparison<'f> {
         if let Some(known) = self.layouts.borrow().get(&layout.table) {
             return Ok(known.clone());
         }
-        let damage = layout.find_difference(self.filter.nft_socket()?, RuleComparison::ByComment)?;
+        let damage =
+            layout.find_difference(self.filter.nft_socket()?, RuleComparison::ByComment)?;
         let text = damage.map(|damage| damage.text);
         self.layouts.borrow_mut().insert(layout.table, text.clone());
         Ok(text)
@@ -245,7 +265,9 @@ impl<'f> FilterComparison<'f> {
         }
         for table in self.tables_with_chains(family, rules.table)?.iter() {
             let mut planned = table.clone();
-            if (rules.plan)(&mut planned, family, stored, all).is_none() && planned.first_change().is_none() {
+            if (rules.plan)(&mut planned, family, stored, all).is_none()
+                && planned.first_change().is_none()
+            {
                 return Ok(None);
             }
         }
@@ -253,7 +275,11 @@ impl<'f> FilterComparison<'f> {
         Ok(Some(format!("\"{line}\" is missing in {} table {}", program_name(family), rules.table)))
     }
 
-    fn tables_with_chains(&self, family: IpFamily, name: &'static str) -> Result<Rc<Vec<IptablesTable>>> {
+    fn tables_with_chains(
+        &self,
+        family: IpFamily,
+        name: &'static str,
+    ) -> Result<Rc<Vec<IptablesTable>>> {
         if let Some(known) = self.flavours.borrow().get(&(family, name)) {
             return Ok(Rc::clone(known));
         }
@@ -268,7 +294,8 @@ impl<'f> FilterComparison<'f> {
         if let Some(known) = self.tables.borrow().get(&(family, name)) {
             return Ok(Rc::clone(known));
         }
-        let table = Rc::new(self.filter.default_iptables(family)?.read_table(name, ChainScope::All)?);
+        let table =
+            Rc::new(self.filter.default_iptables(family)?.read_table(name, ChainScope::All)?);
         self.tables.borrow_mut().insert((family, name), Rc::clone(&table));
         Ok(table)
     }
@@ -289,7 +316,8 @@ pub fn require_serviceable(
             Err(error) if backend != Some(RuleBackend::Nftables) => warn!("{}", unrestored(&error)),
             outcome => outcome.or_unavailable()?,
         }
-        restore_other_objects(filter, feature).unwrap_or_else(|error| warn!("{}", unrestored(&error)));
+        restore_other_objects(filter, feature)
+            .unwrap_or_else(|error| warn!("{}", unrestored(&error)));
     }
     Ok(())
 }
@@ -303,7 +331,9 @@ fn restore_tables(filter: &PacketFilter, feature: &FilterFeature) -> NetlinkResu
     let mut damaged: Vec<TableLayout> = Vec::new();
     for layout in feature.state.layouts {
         let damage = layout.find_difference(filter.nft_socket()?, RuleComparison::ByComment)?;
-        if let Some(damage) = damage.filter(|damage| damage.exists || (feature.state.needs_table)(layout)) {
+        if let Some(damage) =
+            damage.filter(|damage| damage.exists || (feature.state.needs_table)(layout))
+        {
             debug!("restored: {}", damage.text);
             damaged.push(*layout);
         }

@@ -35,7 +35,12 @@ pub struct RecordedRules {
 pub type IptablesOpener<'a> = &'a dyn Fn(IpFamily) -> Result<IptablesHandle<'a>>;
 
 /// See [`RecordedRules::plan`].
-type PlanRecord = fn(&mut IptablesTable, IpFamily, &StoredRecord<Value>, &[StoredRecord<Value>]) -> Option<String>;
+type PlanRecord = fn(
+    &mut IptablesTable,
+    IpFamily,
+    &StoredRecord<Value>,
+    &[StoredRecord<Value>],
+) -> Option<String>;
 
 impl RecordedRules {
     /// For ADD: commits the changes of `plan`, and the rules of all other attachments if those of one of them are
@@ -67,7 +72,9 @@ impl RecordedRules {
             }
             plan(table);
         };
-        let Err(error) = tables.update_table(self.table, scope, &plan_with_others) else { return Ok(()) };
+        let Err(error) = tables.update_table(self.table, scope, &plan_with_others) else {
+            return Ok(());
+        };
         if !restores.get() || error.code() == ErrorCode::TRY_AGAIN {
             return Err(error);
         }
@@ -79,11 +86,18 @@ impl RecordedRules {
     /// Restores the missing rules of all attachments of this host by one change. If that fails, restores the rules of
     /// each attachment separately, so that refused rules do not prevent those of others, and returns the error.
     pub fn restore(&self, tables: IptablesOpener<'_>) -> Result<()> {
-        let all: Vec<_> = self.kept.find_restorable_parts(&|stored| self.families(&stored.content).next().is_some());
+        let all: Vec<_> = self
+            .kept
+            .find_restorable_parts(&|stored| self.families(&stored.content).next().is_some());
         join_outcomes(IpFamily::BOTH.map(|family| self.restore_family(tables, family, &all)))
     }
 
-    fn restore_family(&self, tables: IptablesOpener<'_>, family: IpFamily, all: &[StoredRecord<Value>]) -> Result<()> {
+    fn restore_family(
+        &self,
+        tables: IptablesOpener<'_>,
+        family: IpFamily,
+        all: &[StoredRecord<Value>],
+    ) -> Result<()> {
         let all: Vec<StoredRecord<Value>> =
             all.iter().filter(|stored| (self.is_of)(&stored.content, family)).cloned().collect();
         if all.is_empty() {
@@ -97,7 +111,9 @@ impl RecordedRules {
             return Ok(());
         }
         // The records are read again under the lock of the writers.
-        let restore = |table: &mut IptablesTable| self.plan_all(table, family, &self.records_of_family(family));
+        let restore = |table: &mut IptablesTable| {
+            self.plan_all(table, family, &self.records_of_family(family));
+        };
         match tables.update_table(self.table, ChainScope::All, &restore) {
             Err(error) if error.code() != ErrorCode::TRY_AGAIN => self.restore_each(&tables),
             outcome => outcome,

@@ -24,15 +24,16 @@ use super::reconcile::check_attachment;
 use super::{AttachmentId, PacketFilter};
 use crate::attachment::RecordStore;
 use crate::netlink::nftables::{
-    NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, NftValue, PacketField, RAW, RuleInfo,
-    SetElement, TableFamily, ValueType,
+    NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, NftValue, PacketField,
+    RAW, RuleInfo, SetElement, TableFamily, ValueType,
 };
 use crate::netlink::{self, MacAddress};
 use cni::error::{Error, ErrorContext, Result, join_outcomes};
 
-const TABLE: NftTable<'_> =
-    NftTable::new(TableFamily::Bridge, "cnibox_spoof").with_comment("cnibox: containers send with their own MAC only");
-const PREROUTING: NftChain<'_> = TABLE.named_chain("prerouting").at_filter_hook(NetfilterHook::Prerouting, RAW);
+const TABLE: NftTable<'_> = NftTable::new(TableFamily::Bridge, "cnibox_spoof")
+    .with_comment("cnibox: containers send with their own MAC only");
+const PREROUTING: NftChain<'_> =
+    TABLE.named_chain("prerouting").at_filter_hook(NetfilterHook::Prerouting, RAW);
 const CHECKED: NftSet<'_> = TABLE.named_set("checked", &[ValueType::IfName]);
 const ALLOWED: NftSet<'_> = TABLE.named_set("allowed", &[ValueType::IfName, ValueType::EtherAddr]);
 const SETS: [NftSet<'_>; 2] = [CHECKED, ALLOWED];
@@ -79,7 +80,8 @@ const ELEMENTS: RecordedElements = RecordedElements {
     of_part: |owner, part| elements_of_part(owner, part, port_elements),
     // No other attachment may have the name of the port.
     find_conflict: |_, wanted, found| {
-        (found != wanted).then(|| format!("element {wanted} of {} belongs to another attachment", wanted.set))
+        (found != wanted)
+            .then(|| format!("element {wanted} of {} belongs to another attachment", wanted.set))
     },
 };
 
@@ -141,7 +143,11 @@ pub fn ports_with_mac(filter: &PacketFilter, mac: MacAddress) -> Result<Vec<Spoo
 
 /// Removes the objects that [`add_port`] or the reference created for the owner. If the ports are known, the sets need
 /// not be searched.
-pub fn delete_ports(filter: &PacketFilter, owner: AttachmentId<'_>, ports: &[SpoofPart]) -> Result<()> {
+pub fn delete_ports(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    ports: &[SpoofPart],
+) -> Result<()> {
     let Some(nft) = filter.nft_socket_if_present()? else { return Ok(()) };
     let wanted: Vec<_> = ports.iter().flat_map(|port| port_elements(owner, port)).collect();
     let own = ELEMENTS.delete_found(nft, Some(owner), &mut |nft, _| {
@@ -153,7 +159,8 @@ pub fn delete_ports(filter: &PacketFilter, owner: AttachmentId<'_>, ports: &[Spo
         found.retain(|element| owner.owns_comment(element.comment.as_deref()));
         Ok(found)
     });
-    let outcomes = [RECORDS.remove_part(owner), own.map_err(Error::from), delete_reference_chains(nft, owner)];
+    let outcomes =
+        [RECORDS.remove_part(owner), own.map_err(Error::from), delete_reference_chains(nft, owner)];
     join_outcomes(outcomes).context(|| "failed to teardown spoof-check")
 }
 
@@ -164,7 +171,10 @@ fn reference_names(id: &str) -> [String; 3] {
 }
 
 /// The handles of the rules that jump to the reference's chains of an attachment.
-fn reference_rules(nft: &NftSocket, owner: AttachmentId<'_>) -> netlink::NetlinkResult<Vec<RuleInfo>> {
+fn reference_rules(
+    nft: &NftSocket,
+    owner: AttachmentId<'_>,
+) -> netlink::NetlinkResult<Vec<RuleInfo>> {
     let [.., own] = reference_names(&format!("{}-{}", owner.id, owner.ifname));
     nft.find_rules_by_comment(REFERENCE.named_chain("PREROUTING"), &|comment| comment == Some(&own))
 }
@@ -203,12 +213,20 @@ fn create_reference_chains(batch: &mut NftBatch, element: &SetElement) -> Option
         return None;
     };
     let [iface, mac, comment] = reference_names(&format!("{id}-{ifname}"));
-    let prerouting = REFERENCE.named_chain("PREROUTING").at_filter_hook(NetfilterHook::Prerouting, RAW);
+    let prerouting =
+        REFERENCE.named_chain("PREROUTING").at_filter_hook(NetfilterHook::Prerouting, RAW);
     let (iface, mac) = (REFERENCE.named_chain(&iface), REFERENCE.named_chain(&mac));
-    batch.ensure_object(REFERENCE).ensure_object(prerouting).ensure_object(mac).ensure_object(iface);
+    batch
+        .ensure_object(REFERENCE)
+        .ensure_object(prerouting)
+        .ensure_object(mac)
+        .ensure_object(iface);
     batch.flush_chain(mac).flush_chain(iface);
     for (chain, rule) in [
-        (prerouting, NftRule::new().match_equal(PacketField::Iifname, name.as_str()).jump_to(iface.name)),
+        (
+            prerouting,
+            NftRule::new().match_equal(PacketField::Iifname, name.as_str()).jump_to(iface.name),
+        ),
         (iface, NftRule::new().jump_to(mac.name)),
         (mac, NftRule::new().match_equal(PacketField::EtherSaddr, *address).return_to_caller()),
         (mac, NftRule::new().drop()),
@@ -220,8 +238,14 @@ fn create_reference_chains(batch: &mut NftBatch, element: &SetElement) -> Option
 
 /// Removes the elements of the network's attachments that are not among `valid`. The reference's objects do not
 /// identify their network.
-pub fn remove_stale_ports(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
+pub fn remove_stale_ports(
+    filter: &PacketFilter,
+    network: &str,
+    valid: &[AttachmentId<'_>],
+) -> Result<()> {
     RECORDS.remove_stale_parts(network, valid)?;
     let is_stale = stale_matcher(network, valid);
-    filter.query_nft(&|nft| ELEMENTS.delete_by_comment(nft, &is_stale)).context(|| "clean up spoof-check")
+    filter
+        .query_nft(&|nft| ELEMENTS.delete_by_comment(nft, &is_stale))
+        .context(|| "clean up spoof-check")
 }

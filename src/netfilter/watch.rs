@@ -35,7 +35,8 @@ impl PacketFilterWatch {
         if !matches!(dropped, Some(Ok(_))) {
             self.nft = NftSocket::watch_changes().inspect_err(|e| debug!("{e}")).ok();
         }
-        let has_legacy = |table| IpFamily::BOTH.iter().any(|family| filter.has_legacy_table(*family, table));
+        let has_legacy =
+            |table| IpFamily::BOTH.iter().any(|family| filter.has_legacy_table(*family, table));
         self.polls = self.nft.is_none() || has_legacy("nat") || has_legacy("filter");
     }
 

@@ -6,7 +6,9 @@ use ipnet::IpNet;
 use nix::libc::{self, RTM_DELADDR, RTM_GETADDR, RTM_NEWADDR};
 use rtnetlink::AddressMessageBuilder;
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
-use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressHeader, AddressMessage, CacheInfo};
+use rtnetlink::packet_route::address::{
+    AddressAttribute, AddressFlags, AddressHeader, AddressMessage, CacheInfo,
+};
 
 use super::attribute::{parse_attributes, read_u32_at};
 use super::error::NetlinkResult;
@@ -135,7 +137,10 @@ impl NewLinkAddress {
             attributes.push(AddressAttribute::CacheInfo(info));
         }
         let mut flags = AddressFlags::empty();
-        flags.set(AddressFlags::Nodad, self.dad == DuplicateDetection::Off && self.net.addr().is_ipv6());
+        flags.set(
+            AddressFlags::Nodad,
+            self.dad == DuplicateDetection::Off && self.net.addr().is_ipv6(),
+        );
         flags.set(AddressFlags::Noprefixroute, !self.prefix_route);
         if !flags.is_empty() {
             attributes.push(AddressAttribute::Flags(flags));
@@ -147,8 +152,12 @@ impl NewLinkAddress {
 /// A message with the address and, for IPv4, the broadcast address.
 fn address_message(net: IpNet, index: u32) -> AddressMessage {
     let mut message = match net {
-        IpNet::V4(net) => AddressMessageBuilder::<Ipv4Addr>::new().address(net.addr(), net.prefix_len()).build(),
-        IpNet::V6(net) => AddressMessageBuilder::<Ipv6Addr>::new().address(net.addr(), net.prefix_len()).build(),
+        IpNet::V4(net) => {
+            AddressMessageBuilder::<Ipv4Addr>::new().address(net.addr(), net.prefix_len()).build()
+        }
+        IpNet::V6(net) => {
+            AddressMessageBuilder::<Ipv6Addr>::new().address(net.addr(), net.prefix_len()).build()
+        }
     };
     message.header.index = index;
     message
@@ -174,7 +183,8 @@ impl Netlink {
         message.header.family = IpFamily::af_number(family).into();
         let request = NetlinkRequest::new_route(RTM_GETADDR, &message);
         let target = &self.link_label(index);
-        let mut addrs = self.socket.request_list(&request, "list addresses of", target, LinkAddress::parse)?;
+        let mut addrs =
+            self.socket.request_list(&request, "list addresses of", target, LinkAddress::parse)?;
         // Kernels before 4.20 ignore the filter.
         addrs.retain(|addr| index == ALL_LINKS || addr.index == index);
         Ok(addrs)

@@ -182,7 +182,10 @@ pub(super) fn read_u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 
 /// An address of 4 or 16 bytes.
 pub fn ip_from_bytes(bytes: &[u8]) -> Option<IpAddr> {
-    <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from).or_else(|| <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from))
+    <[u8; 16]>::try_from(bytes)
+        .ok()
+        .map(IpAddr::from)
+        .or_else(|| <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from))
 }
 
 #[cfg(test)]
@@ -224,11 +227,17 @@ mod tests {
         // u32 of type 4; a string of type 3 with padding; a length beyond the end.
         let header = |words: [u16; 2]| words.map(u16::to_ne_bytes).concat();
         let number = 1500_u32.to_ne_bytes();
-        let (first, second) = ([header([8, 4]), number.to_vec()], [header([7, 3 | NLA_F_NESTED]), b"lo\0\0".to_vec()]);
+        let (first, second) = (
+            [header([8, 4]), number.to_vec()],
+            [header([7, 3 | NLA_F_NESTED]), b"lo\0\0".to_vec()],
+        );
         let bytes = [first, second, [header([200, 1]), vec![1, 2, 3, 4]]].as_flattened().concat();
         let read: Vec<ReplyAttribute<'_>> = parse_attributes(&bytes).collect();
         assert_eq!(read.len(), 2);
-        assert_eq!((read[0].kind, read[0].to_u32(), read[0].to_ip()), (4, Some(1500), ip_from_bytes(&number)));
+        assert_eq!(
+            (read[0].kind, read[0].to_u32(), read[0].to_ip()),
+            (4, Some(1500), ip_from_bytes(&number))
+        );
         assert_eq!((read[1].kind, read[1].to_text(), read[1].to_u32()), (3, "lo".to_owned(), None));
     }
 }

@@ -5,7 +5,8 @@ use std::ops::RangeInclusive;
 use nix::libc::{self, RTM_DELLINK, RTM_GETLINK, RTM_SETLINK};
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::link::{
-    AfSpecBridge, BridgeVlanInfo, BridgeVlanInfoFlags as Flags, LinkAttribute, LinkExtentMask, LinkHeader,
+    AfSpecBridge, BridgeVlanInfo, BridgeVlanInfoFlags as Flags, LinkAttribute, LinkExtentMask,
+    LinkHeader,
 };
 
 use super::Netlink;
@@ -109,7 +110,8 @@ fn vlan_request(kind: u16, port: u32, vlans: &[PortVlanRange]) -> NetlinkRequest
             VlanTagging::Untagged => Flags::Untagged,
             VlanTagging::Native => Flags::Untagged | Flags::Pvid,
         };
-        let mut entry = |flags, vid| spec.push(AfSpecBridge::VlanInfo(BridgeVlanInfo { flags, vid }));
+        let mut entry =
+            |flags, vid| spec.push(AfSpecBridge::VlanInfo(BridgeVlanInfo { flags, vid }));
         if ids.start() == ids.end() {
             entry(flags, *ids.start());
         } else {

@@ -6,7 +6,9 @@ use nix::errno::Errno;
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 
 use super::IpFamily;
-use super::attribute::{AttributeBuilder, ReplyAttribute, find_attribute, ip_from_bytes, parse_attributes};
+use super::attribute::{
+    AttributeBuilder, ReplyAttribute, find_attribute, ip_from_bytes, parse_attributes,
+};
 use super::error::{NetlinkResult, RequestFailure};
 use super::nftables::TransportProtocol;
 use super::nftables::uapi::constants;
@@ -64,11 +66,14 @@ impl FlowSelection {
         if let FlowSelection::AnsweredBy(addr) = self {
             reply = CTA_FILTER_FLAG_CTA_IP_SRC;
             let kind = if addr.is_ipv4() { CTA_IP_V4_SRC } else { CTA_IP_V6_SRC };
-            body.put_nested(CTA_TUPLE_REPLY, |tuple| tuple.put_nested(CTA_TUPLE_IP, |list| list.put_ip(kind, addr)));
+            body.put_nested(CTA_TUPLE_REPLY, |tuple| {
+                tuple.put_nested(CTA_TUPLE_IP, |list| list.put_ip(kind, addr))
+            });
         }
         body.put_nested(CTA_FILTER, |list| {
             // Unlike the rest of netfilter, in host byte order.
-            list.put_u32(CTA_FILTER_ORIG_FLAGS, CTA_FILTER_FLAG_CTA_PROTO_NUM).put_u32(CTA_FILTER_REPLY_FLAGS, reply)
+            list.put_u32(CTA_FILTER_ORIG_FLAGS, CTA_FILTER_FLAG_CTA_PROTO_NUM)
+                .put_u32(CTA_FILTER_REPLY_FLAGS, reply)
         });
     }
 }
@@ -124,7 +129,10 @@ impl ConntrackSocket {
         // If the kernel refuses the request without the filter, too, it lacks the subsystem.
         for request in [filtered, flows.to_request(GET)] {
             match self.socket.request_dump(&request) {
-                Err(RequestFailure { errno: Errno::EINVAL | Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT, .. }) => {}
+                Err(RequestFailure {
+                    errno: Errno::EINVAL | Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT,
+                    ..
+                }) => {}
                 reply => return reply,
             }
         }
@@ -137,7 +145,9 @@ pub(super) fn parse_flow(entry: &[u8]) -> Option<(TrackedFlow, AttributeBuilder)
     let entry = entry.get(NFGENMSG..)?;
     let original = find_attribute(entry, CTA_TUPLE_ORIG)?;
     let replies = find_attribute(entry, CTA_TUPLE_REPLY)?;
-    if nested_value(original, CTA_TUPLE_PROTO, &[CTA_PROTO_NUM])? != [TransportProtocol::Udp.protocol_number()] {
+    if nested_value(original, CTA_TUPLE_PROTO, &[CTA_PROTO_NUM])?
+        != [TransportProtocol::Udp.protocol_number()]
+    {
         return None;
     }
     let dport = nested_value(original, CTA_TUPLE_PROTO, &[CTA_PROTO_DST_PORT])?;
@@ -157,7 +167,8 @@ pub(super) fn parse_flow(entry: &[u8]) -> Option<(TrackedFlow, AttributeBuilder)
 }
 
 fn nested_value<'a>(tuple: ReplyAttribute<'a>, outer: u16, kinds: &[u16]) -> Option<&'a [u8]> {
-    let inner = tuple.find_nested(outer)?.nested_attributes().find(|attr| kinds.contains(&attr.kind))?;
+    let inner =
+        tuple.find_nested(outer)?.nested_attributes().find(|attr| kinds.contains(&attr.kind))?;
     Some(inner.value)
 }
 

@@ -45,7 +45,11 @@ pub fn set_process_ends() {
 impl Netlink {
     /// Makes the `request` to delete a link, and returns as soon as the link is gone. `None` if this process has to
     /// make the request.
-    pub(super) fn delete_detached(&self, index: u32, request: &NetlinkRequest) -> Option<Result<(), RequestFailure>> {
+    pub(super) fn delete_detached(
+        &self,
+        index: u32,
+        request: &NetlinkRequest,
+    ) -> Option<Result<(), RequestFailure>> {
         if !ENDS.load(Ordering::Relaxed) || !are_orphans_reaped() {
             return None;
         }
@@ -92,7 +96,11 @@ struct DetachedDeletion {
 impl DetachedDeletion {
     /// `None` if there is no socket or no child.
     #[expect(unsafe_code, reason = "fork(2), and what the child may call")]
-    fn start_child(netlink: &Netlink, index: u32, request: &NetlinkRequest) -> Option<DetachedDeletion> {
+    fn start_child(
+        netlink: &Netlink,
+        index: u32,
+        request: &NetlinkRequest,
+    ) -> Option<DetachedDeletion> {
         let socket = netlink.listen_to_group(RTNLGRP_LINK).ok()?;
         let (sequence, mut wire) = (socket.reserve_sequence(1), Vec::new());
         request.encode_into(None, NLM_F_ACK, sequence, &mut wire);
@@ -100,7 +108,9 @@ impl DetachedDeletion {
         // SAFETY: the child only makes system calls, and returns from none of its functions.
         match unsafe { fork() } {
             Ok(ForkResult::Child) => request_and_exit(socket.as_fd().as_raw_fd(), &wire),
-            Ok(ForkResult::Parent { child }) => Some(DetachedDeletion { child, socket, sequence, index }),
+            Ok(ForkResult::Parent { child }) => {
+                Some(DetachedDeletion { child, socket, sequence, index })
+            }
             Err(_) => None,
         }
     }
@@ -111,7 +121,8 @@ impl DetachedDeletion {
         loop {
             match self.socket.receive_datagram() {
                 Ok(Some(messages)) => {
-                    let mut outcomes = messages.iter().filter_map(|message| self.outcome_of_message(message));
+                    let mut outcomes =
+                        messages.iter().filter_map(|message| self.outcome_of_message(message));
                     if let Some(outcome) = outcomes.next() {
                         return Some(outcome);
                     }
@@ -143,7 +154,10 @@ impl DetachedDeletion {
 }
 
 /// Runs in the child. Closes all other descriptors first: pipes to the caller, locks, namespaces.
-#[expect(unsafe_code, reason = "system calls that are allowed after a fork, as the kernel has them")]
+#[expect(
+    unsafe_code,
+    reason = "system calls that are allowed after a fork, as the kernel has them"
+)]
 fn request_and_exit(socket: RawFd, wire: &[u8]) -> ! {
     let close = |first: RawFd, last: RawFd| {
         // SAFETY: no descriptor in the range is used any more.
@@ -258,7 +272,10 @@ mod tests {
         isolate_test_thread();
         let host = Netlink::open().unwrap();
         let flooded = host
-            .add_and_read_link(&NewLink::new("veth", LinkKind::Veth { peer: VethPeer::new("peer") }))
+            .add_and_read_link(&NewLink::new(
+                "veth",
+                LinkKind::Veth { peer: VethPeer::new("peer") },
+            ))
             .unwrap()
             .index;
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();

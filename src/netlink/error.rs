@@ -55,13 +55,21 @@ impl NetlinkError {
 
     /// Whether the kernel did not reply, so that the outcome of the request is unknown.
     pub fn is_unanswered(&self) -> bool {
-        matches!(self, NetlinkError::Request { failure: RequestFailure { unanswered: true, .. }, .. })
+        matches!(
+            self,
+            NetlinkError::Request { failure: RequestFailure { unanswered: true, .. }, .. }
+        )
     }
 
     /// Adds a remedy, if the kernel refused the request.
     #[must_use]
     pub(super) fn with_remedy(mut self, text: String) -> NetlinkError {
-        if let NetlinkError::Request { remedy, failure: RequestFailure { unanswered: false, .. }, .. } = &mut self {
+        if let NetlinkError::Request {
+            remedy,
+            failure: RequestFailure { unanswered: false, .. },
+            ..
+        } = &mut self
+        {
             *remedy = Some(text);
         }
         self
@@ -143,7 +151,10 @@ impl RequestFailure {
 
     /// Whether the object to be read, changed or deleted is absent.
     pub(super) fn is_not_found(&self) -> bool {
-        matches!(self.refusal_errno(), Some(Errno::ENODEV | Errno::ENOENT | Errno::ESRCH | Errno::EADDRNOTAVAIL))
+        matches!(
+            self.refusal_errno(),
+            Some(Errno::ENODEV | Errno::ENOENT | Errno::ESRCH | Errno::EADDRNOTAVAIL)
+        )
     }
 
     /// The error number, if it is the kernel's reply.
@@ -174,7 +185,8 @@ mod tests {
     use super::*;
 
     fn refused(errno: Errno, kernel: Option<&str>) -> NetlinkError {
-        RequestFailure { kernel: kernel.map(str::to_owned), ..errno.into() }.into_error("add route", &"10.1.0.0/16")
+        RequestFailure { kernel: kernel.map(str::to_owned), ..errno.into() }
+            .into_error("add route", &"10.1.0.0/16")
     }
 
     #[test]

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use nix::libc::{
-    RTM_DELADDR, RTM_DELLINK, RTM_DELQDISC, RTM_DELROUTE, RTM_DELTFILTER, RTM_NEWLINK, RTM_NEWNETCONF,
-    RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV4_NETCONF, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV6_NETCONF,
-    RTNLGRP_IPV6_ROUTE, RTNLGRP_LINK, RTNLGRP_TC,
+    RTM_DELADDR, RTM_DELLINK, RTM_DELQDISC, RTM_DELROUTE, RTM_DELTFILTER, RTM_NEWLINK,
+    RTM_NEWNETCONF, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV4_NETCONF, RTNLGRP_IPV4_ROUTE,
+    RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV6_NETCONF, RTNLGRP_IPV6_ROUTE, RTNLGRP_LINK, RTNLGRP_TC,
 };
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 
@@ -54,8 +54,15 @@ impl LossEvents {
     /// Discards the queued changes; `true` if one of them was a loss, or if some did not fit in the
     /// receive buffer.
     pub fn drain_events(&self) -> NetlinkResult<bool> {
-        let losses =
-            [RTM_NEWLINK, RTM_DELLINK, RTM_DELADDR, RTM_DELROUTE, RTM_NEWNETCONF, RTM_DELQDISC, RTM_DELTFILTER];
+        let losses = [
+            RTM_NEWLINK,
+            RTM_DELLINK,
+            RTM_DELADDR,
+            RTM_DELROUTE,
+            RTM_NEWNETCONF,
+            RTM_DELQDISC,
+            RTM_DELTFILTER,
+        ];
         let has_loss = self.0.drain_events(&|event| losses.contains(&event.kind));
         has_loss.map_err(|f| f.into_error("watch", &"links and routes"))
     }
@@ -92,12 +99,13 @@ impl Netlink {
         done: impl Fn(&Link) -> bool,
     ) -> NetlinkResult<WaitOutcome> {
         let mut last = None;
-        let reached = self.wait_for_topic(EventTopic { group: RTNLGRP_LINK, index }, limit, || {
-            let link = self.require_link_by_index(index)?;
-            let reached = done(&link);
-            last = Some(link);
-            Ok(reached)
-        })?;
+        let reached =
+            self.wait_for_topic(EventTopic { group: RTNLGRP_LINK, index }, limit, || {
+                let link = self.require_link_by_index(index)?;
+                let reached = done(&link);
+                last = Some(link);
+                Ok(reached)
+            })?;
         match last {
             Some(link) if reached => Ok(WaitOutcome::Reached(link)),
             Some(link) => Ok(WaitOutcome::TimedOut(link)),
@@ -126,13 +134,24 @@ impl Netlink {
     /// Waits until packets to these IPv6 addresses of this namespace are delivered; `false` after
     /// `limit`. Without duplicate address detection an address is usable at once, but the kernel adds
     /// the local route in a work queue.
-    pub fn wait_for_local_addresses(&self, addrs: &[Ipv6Addr], limit: Duration) -> NetlinkResult<bool> {
+    pub fn wait_for_local_addresses(
+        &self,
+        addrs: &[Ipv6Addr],
+        limit: Duration,
+    ) -> NetlinkResult<bool> {
         let topic = EventTopic { group: RTNLGRP_IPV6_ROUTE, index: 0 };
-        self.wait_for_topic(topic, limit, || Ok(addrs.iter().all(|addr| self.is_local_address((*addr).into()))))
+        self.wait_for_topic(topic, limit, || {
+            Ok(addrs.iter().all(|addr| self.is_local_address((*addr).into())))
+        })
     }
 
     /// Waits until the routes that match `filter` include a route to each of `wanted`; `false` after `limit`.
-    pub fn wait_for_routes(&self, filter: &RouteFilter, wanted: &[IpNet], limit: Duration) -> NetlinkResult<bool> {
+    pub fn wait_for_routes(
+        &self,
+        filter: &RouteFilter,
+        wanted: &[IpNet],
+        limit: Duration,
+    ) -> NetlinkResult<bool> {
         self.wait_for_topic(EventTopic { group: RTNLGRP_IPV6_ROUTE, index: 0 }, limit, || {
             let routes = self.dump_routes(filter)?;
             Ok(wanted.iter().all(|dst| routes.iter().any(|route| route.dst == *dst)))
@@ -144,7 +163,9 @@ impl Netlink {
         if let Some(failed) = addrs.iter().find(|addr| addr.is_dad_failed()) {
             let link = self.require_link_by_index(index)?.name;
             let addr = failed.net.addr();
-            return Err(NetlinkError::Dad(format!("link {link} has address {addr} in DADFAILED state")));
+            return Err(NetlinkError::Dad(format!(
+                "link {link} has address {addr} in DADFAILED state"
+            )));
         }
         Ok(!addrs.iter().any(LinkAddress::is_tentative))
     }
@@ -170,7 +191,8 @@ impl Netlink {
         while !look()? {
             loop {
                 let left = deadline.saturating_duration_since(Instant::now());
-                let failed = |f: RequestFailure| f.into_error("watch", &self.link_label(topic.index));
+                let failed =
+                    |f: RequestFailure| f.into_error("watch", &self.link_label(topic.index));
                 // Also checked before each wait, because events may arrive without a pause.
                 if left.is_zero() || !events.wait_for_datagram(left).map_err(failed)? {
                     return Ok(false);

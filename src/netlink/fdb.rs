@@ -40,6 +40,11 @@ impl Netlink {
         let mut request = NetlinkRequest::new(RTM_GETNEIGH, &header);
         request.body.put_u32(NDA_MASTER, bridge);
         let target = self.link_label(bridge);
-        self.socket.request_list(&request, "list the forwarding database of", &target, FdbEntry::parse)
+        self.socket.request_list(
+            &request,
+            "list the forwarding database of",
+            &target,
+            FdbEntry::parse,
+        )
     }
 }

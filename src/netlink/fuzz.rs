@@ -9,7 +9,8 @@ use super::request::NetlinkReply;
 use super::traffic::{QdiscInfo, TrafficFilterInfo};
 use super::{BridgePortVlans, KernelRoute, Link, LinkAddress, PolicyRule, socket};
 
-const KEYS: [ValueType; 4] = [ValueType::Ipv4Addr, ValueType::InetProto, ValueType::InetService, ValueType::IfName];
+const KEYS: [ValueType; 4] =
+    [ValueType::Ipv4Addr, ValueType::InetProto, ValueType::InetService, ValueType::IfName];
 
 /// Reads `bytes` as a datagram, and as the body of a message of each kind.
 pub fn parse_replies(bytes: &[u8]) {
@@ -18,8 +19,17 @@ pub fn parse_replies(bytes: &[u8]) {
     bodies.extend(messages.iter().map(|message| message.body.clone()));
     drop(black_box(NetlinkReply::from_messages(messages)));
     for body in &bodies {
-        black_box((Link::parse(body), LinkAddress::parse(body), KernelRoute::parse(body), PolicyRule::parse(body)));
-        black_box((BridgePortVlans::parse(body), QdiscInfo::parse_body(body), TrafficFilterInfo::parse_body(body)));
+        black_box((
+            Link::parse(body),
+            LinkAddress::parse(body),
+            KernelRoute::parse(body),
+            PolicyRule::parse(body),
+        ));
+        black_box((
+            BridgePortVlans::parse(body),
+            QdiscInfo::parse_body(body),
+            TrafficFilterInfo::parse_body(body),
+        ));
         black_box((
             parse_chain(body),
             parse_rule(body.clone()).map(|rule| (rule.expressions(), rule.values())),

@@ -6,15 +6,17 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use nix::errno::Errno;
 use nix::libc::{self, RTM_DELLINK, RTM_GETLINK, RTM_GETNSID, RTM_NEWNSID};
 use rtnetlink::packet_core::DefaultNla;
-use rtnetlink::packet_route::link::{LinkAttribute, LinkExtentMask, LinkFlags, LinkHeader, LinkMessage};
+use rtnetlink::packet_route::link::{
+    LinkAttribute, LinkExtentMask, LinkFlags, LinkHeader, LinkMessage,
+};
 use rtnetlink::packet_route::nsid::{NsidAttribute, NsidMessage};
 
 use super::Netlink;
 use super::attribute::{ReplyAttribute, find_attribute, parse_attributes, read_u32_at};
 use super::error::{NetlinkError, NetlinkResult, RequestFailure, unless_absent};
 use super::link_info::{
-    self, BRIDGE, BondSettings, BridgeInfo, BridgePortInfo, IFLA_IPVLAN_MODE, IFLA_VLAN_ID, IFLA_VRF_TABLE, IpvlanMode,
-    MacvlanInfo, TunTapInfo,
+    self, BRIDGE, BondSettings, BridgeInfo, BridgePortInfo, IFLA_IPVLAN_MODE, IFLA_VLAN_ID,
+    IFLA_VRF_TABLE, IpvlanMode, MacvlanInfo, TunTapInfo,
 };
 use super::mac::MacAddress;
 use super::request::NetlinkRequest;
@@ -202,7 +204,8 @@ impl Link {
                 }
                 Some("tun") => self.tun = Some(link_info::parse_tun_tap(data)),
                 Some("vrf") => {
-                    self.vrf_table = data.find_nested(IFLA_VRF_TABLE).and_then(ReplyAttribute::to_u32);
+                    self.vrf_table =
+                        data.find_nested(IFLA_VRF_TABLE).and_then(ReplyAttribute::to_u32);
                 }
                 Some("vlan") => {
                     self.vlan = data.find_nested(IFLA_VLAN_ID).and_then(ReplyAttribute::to_u16);
@@ -210,8 +213,10 @@ impl Link {
                 _ => {}
             }
         }
-        if info.find_nested(libc::IFLA_INFO_SLAVE_KIND).is_some_and(|kind| kind.to_text() == BRIDGE) {
-            self.port = info.find_nested(libc::IFLA_INFO_SLAVE_DATA).map(link_info::parse_bridge_port);
+        if info.find_nested(libc::IFLA_INFO_SLAVE_KIND).is_some_and(|kind| kind.to_text() == BRIDGE)
+        {
+            self.port =
+                info.find_nested(libc::IFLA_INFO_SLAVE_DATA).map(link_info::parse_bridge_port);
         }
     }
 }
@@ -261,7 +266,8 @@ impl Netlink {
 
     /// The link with this name; an error if there is none.
     pub fn require_link(&self, name: &str) -> NetlinkResult<Link> {
-        self.find_link(name)?.ok_or_else(|| NetlinkError::NoLink(LinkSelector::Name(name).to_string()))
+        self.find_link(name)?
+            .ok_or_else(|| NetlinkError::NoLink(LinkSelector::Name(name).to_string()))
     }
 
     pub fn find_link_by_index(&self, index: u32) -> NetlinkResult<Option<Link>> {
@@ -292,7 +298,12 @@ impl Netlink {
 
     /// All links of the namespace.
     pub fn dump_links(&self) -> NetlinkResult<Vec<Link>> {
-        self.socket.request_list(&lookup_request(link_message(0, Vec::new())), "list", &"links", Link::parse)
+        self.socket.request_list(
+            &lookup_request(link_message(0, Vec::new())),
+            "list",
+            &"links",
+            Link::parse,
+        )
     }
 
     /// Deletes the link with this name; `false` if there was none.
@@ -332,7 +343,8 @@ impl Netlink {
         if let Some(id) = self.namespace_id(netns)? {
             return Ok(Some(id));
         }
-        let attributes = vec![NsidAttribute::Fd(netns.as_raw_fd().cast_unsigned()), NsidAttribute::Id(ANY_NSID)];
+        let attributes =
+            vec![NsidAttribute::Fd(netns.as_raw_fd().cast_unsigned()), NsidAttribute::Id(ANY_NSID)];
         let request = namespace_id_request(RTM_NEWNSID, attributes);
         match self.socket.request_change(&request, 0, "assign", &"namespace id") {
             Err(error) if !error.is_exists() => Err(error),
@@ -343,7 +355,10 @@ impl Netlink {
     /// Whether a namespace has this id in this socket's namespace: the kernel gives the id of a namespace to another
     /// one only when the first has ended. `None` before Linux 5.0.
     pub fn has_namespace(&self, id: i32) -> NetlinkResult<Option<bool>> {
-        match self.socket.request_object(&namespace_id_request(RTM_GETNSID, vec![NsidAttribute::Id(id)])) {
+        match self
+            .socket
+            .request_object(&namespace_id_request(RTM_GETNSID, vec![NsidAttribute::Id(id)]))
+        {
             Ok(_) => Ok(Some(true)),
             Err(failure) => match failure.refusal_errno() {
                 Some(Errno::ENOENT) => Ok(Some(false)),
@@ -363,10 +378,16 @@ impl Netlink {
     }
 
     /// `NETNSA_NSID` and `NETNSA_CURRENT_NSID` of the reply.
-    fn query_namespace_ids(&self, attributes: Vec<NsidAttribute>) -> NetlinkResult<(Option<i32>, Option<i32>)> {
-        let body = match self.socket.request_object(&namespace_id_request(RTM_GETNSID, attributes)) {
+    fn query_namespace_ids(
+        &self,
+        attributes: Vec<NsidAttribute>,
+    ) -> NetlinkResult<(Option<i32>, Option<i32>)> {
+        let body = match self.socket.request_object(&namespace_id_request(RTM_GETNSID, attributes))
+        {
             // The namespace with this id no longer exists.
-            Err(failure) if matches!(failure.refusal_errno(), Some(Errno::ENOENT | Errno::EINVAL)) => {
+            Err(failure)
+                if matches!(failure.refusal_errno(), Some(Errno::ENOENT | Errno::EINVAL)) =>
+            {
                 return Ok((None, None));
             }
             reply => reply.map_err(|failure| failure.into_error("look up", &"namespace id"))?,
@@ -452,7 +473,10 @@ mod tests {
             attr(999, b"from the future"),
             attr(libc::IFLA_OPERSTATE, &[]),
             attr(libc::IFLA_ADDRESS, &[10, 0, 0, 1]),
-            attr(libc::IFLA_LINKINFO, &[attr(libc::IFLA_INFO_KIND, b"bridge\0"), broken_data].concat()),
+            attr(
+                libc::IFLA_LINKINFO,
+                &[attr(libc::IFLA_INFO_KIND, b"bridge\0"), broken_data].concat(),
+            ),
             attr(libc::IFLA_IFNAME, b"br0\0"),
             vec![99, 0, 3, 0],
         ];
@@ -464,8 +488,10 @@ mod tests {
 
     #[test]
     fn states_have_the_kernels_names() {
-        let names: Vec<String> = (0..=7).map(|state| OperationalState::from(state).to_string()).collect();
-        let expected = "unknown not-present down lower-layer-down testing dormant up unknown".split(' ');
+        let names: Vec<String> =
+            (0..=7).map(|state| OperationalState::from(state).to_string()).collect();
+        let expected =
+            "unknown not-present down lower-layer-down testing dormant up unknown".split(' ');
         assert!(names.iter().map(String::as_str).eq(expected), "{names:?}");
     }
 }

@@ -5,8 +5,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use nix::libc::{self, RTM_NEWLINK};
 use rtnetlink::packet_core::{DefaultNla, NLA_F_NESTED};
 use rtnetlink::packet_route::link::{
-    BridgeBooleanOptionFlags, BridgeBooleanOptions, InfoBridge, InfoBridgePort, InfoData, InfoKind, InfoPortData,
-    InfoPortKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, Prop,
+    BridgeBooleanOptionFlags, BridgeBooleanOptions, InfoBridge, InfoBridgePort, InfoData, InfoKind,
+    InfoPortData, InfoPortKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, Prop,
 };
 
 use super::Netlink;
@@ -68,7 +68,10 @@ impl LinkChange {
     /// Stops the ports of a bridge from learning the source addresses of link-local frames. Ignored before Linux 4.20.
     pub fn no_link_local_learning() -> LinkChange {
         let value = BridgeBooleanOptionFlags::NoLinkLocalLearn;
-        LinkChange::bridge_option(InfoBridge::MultiBoolOpt(BridgeBooleanOptions { value, mask: value }))
+        LinkChange::bridge_option(InfoBridge::MultiBoolOpt(BridgeBooleanOptions {
+            value,
+            mask: value,
+        }))
     }
 
     fn bridge_option(option: InfoBridge) -> LinkChange {

@@ -67,11 +67,19 @@ pub struct MacvlanInfo {
 }
 
 /// The modes of a bond, by their numbers in `linux/if_bonding.h`.
-pub const BOND_MODES: [&str; 7] =
-    ["balance-rr", "active-backup", "balance-xor", "broadcast", "802.3ad", "balance-tlb", "balance-alb"];
+pub const BOND_MODES: [&str; 7] = [
+    "balance-rr",
+    "active-backup",
+    "balance-xor",
+    "broadcast",
+    "802.3ad",
+    "balance-tlb",
+    "balance-alb",
+];
 
 /// The policies by which a bond chooses the port of a frame, by their numbers in `linux/if_bonding.h`.
-pub const BOND_HASH_POLICIES: [&str; 6] = ["layer2", "layer3+4", "layer2+3", "encap2+3", "encap3+4", "vlan+srcmac"];
+pub const BOND_HASH_POLICIES: [&str; 6] =
+    ["layer2", "layer3+4", "layer2+3", "encap2+3", "encap3+4", "vlan+srcmac"];
 
 /// The settings of a bond. `None` leaves a setting of a new bond to the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -139,7 +147,8 @@ pub enum MacvlanMode {
 }
 
 impl MacvlanMode {
-    const ALL: [MacvlanMode; 4] = [MacvlanMode::Bridge, MacvlanMode::Private, MacvlanMode::Vepa, MacvlanMode::Passthru];
+    const ALL: [MacvlanMode; 4] =
+        [MacvlanMode::Bridge, MacvlanMode::Private, MacvlanMode::Vepa, MacvlanMode::Passthru];
 
     pub fn parse(name: &str) -> Option<MacvlanMode> {
         MacvlanMode::ALL.into_iter().find(|mode| mode.as_str() == name)
@@ -194,16 +203,23 @@ fn is_flag_set(data: ReplyAttribute<'_>, kind: u16) -> bool {
 }
 
 pub(super) fn parse_bridge(data: ReplyAttribute<'_>) -> BridgeInfo {
-    let options = data.find_nested(IFLA_BR_MULTI_BOOLOPT).and_then(|options| read_u32_at(options.value, 0));
+    let options =
+        data.find_nested(IFLA_BR_MULTI_BOOLOPT).and_then(|options| read_u32_at(options.value, 0));
     BridgeInfo {
         vlan_filtering: is_flag_set(data, IFLA_BR_VLAN_FILTERING),
-        default_pvid: data.find_nested(IFLA_BR_VLAN_DEFAULT_PVID).and_then(ReplyAttribute::to_u16).unwrap_or_default(),
+        default_pvid: data
+            .find_nested(IFLA_BR_VLAN_DEFAULT_PVID)
+            .and_then(ReplyAttribute::to_u16)
+            .unwrap_or_default(),
         learns_link_local: options.map(|values| values & NO_LL_LEARN == 0),
     }
 }
 
 pub(super) fn parse_bridge_port(data: ReplyAttribute<'_>) -> BridgePortInfo {
-    BridgePortInfo { hairpin: is_flag_set(data, IFLA_BRPORT_MODE), isolated: is_flag_set(data, IFLA_BRPORT_ISOLATED) }
+    BridgePortInfo {
+        hairpin: is_flag_set(data, IFLA_BRPORT_MODE),
+        isolated: is_flag_set(data, IFLA_BRPORT_ISOLATED),
+    }
 }
 
 pub(super) fn parse_macvlan(data: ReplyAttribute<'_>) -> MacvlanInfo {
@@ -218,7 +234,10 @@ pub(super) fn parse_bond(data: ReplyAttribute<'_>) -> BondSettings {
     let number = |kind| data.find_nested(kind).and_then(ReplyAttribute::to_u8);
     BondSettings {
         mode: number(IFLA_BOND_MODE).unwrap_or_default(),
-        miimon: data.find_nested(IFLA_BOND_MIIMON).and_then(ReplyAttribute::to_u32).unwrap_or_default(),
+        miimon: data
+            .find_nested(IFLA_BOND_MIIMON)
+            .and_then(ReplyAttribute::to_u32)
+            .unwrap_or_default(),
         fail_over_mac: number(IFLA_BOND_FAIL_OVER_MAC).unwrap_or_default(),
         xmit_hash_policy: number(IFLA_BOND_XMIT_HASH_POLICY),
         all_slaves_active: number(IFLA_BOND_ALL_SLAVES_ACTIVE),

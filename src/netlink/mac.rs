@@ -8,7 +8,19 @@ use std::str::FromStr;
 use cni::error::Error;
 
 /// A 48-bit Ethernet address. Its text has lower-case digits and colons.
-#[derive(Default, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Default,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    serde::Serialize,
+    serde::Deserialize,
+)]
 pub struct MacAddress(pub [u8; 6]);
 
 impl MacAddress {
@@ -34,9 +46,9 @@ impl MacAddress {
     /// The address of an interface, from a configuration or a request. Fails with code 7 if the text is not a MAC
     /// address, and for multicast addresses and zero, which the kernel refuses.
     pub fn parse_unicast(text: &str) -> cni::error::Result<MacAddress> {
-        let mac: MacAddress = text
-            .parse()
-            .map_err(|why: String| Error::config(why).with_details("write six bytes, as in 02:00:00:00:00:01"))?;
+        let mac: MacAddress = text.parse().map_err(|why: String| {
+            Error::config(why).with_details("write six bytes, as in 02:00:00:00:00:01")
+        })?;
         if mac.0 == [0; 6] {
             return Err(Error::config(format!("address {mac}: not a unicast address"))
                 .with_details("write another address, as in 02:00:00:00:00:01"));
@@ -135,7 +147,10 @@ mod tests {
 
     #[test]
     fn an_interface_has_a_unicast_address() {
-        assert_eq!(MacAddress::parse_unicast("02:00:00:00:00:01"), Ok(MacAddress([2, 0, 0, 0, 0, 1])));
+        assert_eq!(
+            MacAddress::parse_unicast("02:00:00:00:00:01"),
+            Ok(MacAddress([2, 0, 0, 0, 0, 1]))
+        );
         for (text, msg, details) in [
             ("e7:d1:44:8d:65:b0", "multicast", "write e6:d1:44:8d:65:b0"),
             ("00:00:00:00:00:00", "not a unicast address", "write another address"),

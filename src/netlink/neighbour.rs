@@ -17,7 +17,8 @@ const NDMSG: usize = 12;
 const STATE_AT: usize = 8;
 
 /// The states in which the kernel has heard from the neighbour, or was told of it.
-const HEARD: u16 = libc::NUD_REACHABLE | libc::NUD_STALE | libc::NUD_DELAY | libc::NUD_PROBE | libc::NUD_PERMANENT;
+const HEARD: u16 =
+    libc::NUD_REACHABLE | libc::NUD_STALE | libc::NUD_DELAY | libc::NUD_PROBE | libc::NUD_PERMANENT;
 
 /// The address of an entry, if the neighbour was heard.
 fn parse_heard(body: &[u8]) -> Option<IpAddr> {

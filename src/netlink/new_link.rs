@@ -7,8 +7,8 @@ use nix::errno::Errno;
 use nix::libc::RTM_NEWLINK;
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use rtnetlink::packet_route::link::{
-    InfoBridge, InfoData, InfoIpVlan, InfoKind, InfoMacVlan, InfoVeth, InfoVlan, InfoVrf, LinkAttribute, LinkFlags,
-    LinkInfo, LinkMessage,
+    InfoBridge, InfoData, InfoIpVlan, InfoKind, InfoMacVlan, InfoVeth, InfoVlan, InfoVrf,
+    LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
 };
 
 use super::Netlink;
@@ -172,7 +172,9 @@ impl<'a> NewLink<'a> {
 
     fn to_request(&self) -> NetlinkRequest {
         let mut message = self.common.to_message();
-        if let LinkKind::Macvlan { link, .. } | LinkKind::Ipvlan { link, .. } | LinkKind::Vlan { link, .. } = self.kind
+        if let LinkKind::Macvlan { link, .. }
+        | LinkKind::Ipvlan { link, .. }
+        | LinkKind::Vlan { link, .. } = self.kind
         {
             message.attributes.push(LinkAttribute::Link(link));
         }
@@ -184,7 +186,8 @@ impl<'a> NewLink<'a> {
 
     fn refusal_error(&self, failure: RequestFailure) -> NetlinkError {
         let lacks_driver = failure.errno == Errno::EOPNOTSUPP;
-        let error = failure.into_error("add link", &format_args!("{:?} ({})", self.name, self.kind));
+        let error =
+            failure.into_error("add link", &format_args!("{:?} ({})", self.name, self.kind));
         match self.kind {
             _ if !lacks_driver => error,
             LinkKind::Bridge { vlan_filtering: Some(true) } => error.with_remedy(
@@ -202,11 +205,16 @@ impl LinkKind<'_> {
     /// `IFLA_INFO_KIND` and `IFLA_INFO_DATA`.
     fn kind_and_data(&self) -> (InfoKind, Option<InfoData>) {
         match self {
-            LinkKind::Bridge { vlan_filtering } => {
-                (InfoKind::Bridge, vlan_filtering.map(|on| InfoData::Bridge(vec![InfoBridge::VlanFiltering(on)])))
+            LinkKind::Bridge { vlan_filtering } => (
+                InfoKind::Bridge,
+                vlan_filtering.map(|on| InfoData::Bridge(vec![InfoBridge::VlanFiltering(on)])),
+            ),
+            LinkKind::Bond(settings) => {
+                (InfoKind::Bond, Some(InfoData::Bond(settings.to_attributes())))
             }
-            LinkKind::Bond(settings) => (InfoKind::Bond, Some(InfoData::Bond(settings.to_attributes()))),
-            LinkKind::Veth { peer } => (InfoKind::Veth, Some(InfoData::Veth(InfoVeth::Peer(peer.to_message())))),
+            LinkKind::Veth { peer } => {
+                (InfoKind::Veth, Some(InfoData::Veth(InfoVeth::Peer(peer.to_message()))))
+            }
             LinkKind::Dummy => (InfoKind::Dummy, None),
             LinkKind::Ifb => (InfoKind::Ifb, None),
             LinkKind::Macvlan { mode, bc_queue_len, .. } => {
@@ -220,8 +228,12 @@ impl LinkKind<'_> {
                 let data = vec![InfoIpVlan::Mode((*mode as u16).into())];
                 (InfoKind::IpVlan, Some(InfoData::IpVlan(data)))
             }
-            LinkKind::Vlan { id, .. } => (InfoKind::Vlan, Some(InfoData::Vlan(vec![InfoVlan::Id(*id)]))),
-            LinkKind::Vrf { table } => (InfoKind::Vrf, Some(InfoData::Vrf(vec![InfoVrf::TableId(*table)]))),
+            LinkKind::Vlan { id, .. } => {
+                (InfoKind::Vlan, Some(InfoData::Vlan(vec![InfoVlan::Id(*id)])))
+            }
+            LinkKind::Vrf { table } => {
+                (InfoKind::Vrf, Some(InfoData::Vrf(vec![InfoVrf::TableId(*table)])))
+            }
         }
     }
 }
@@ -242,7 +254,8 @@ impl Netlink {
     /// Like [`Netlink::add_link`], for a link in this network namespace. Returns the link as the reply describes it,
     /// before the link joins its master; kernels before 6.2 need a second request.
     pub fn add_and_read_link(&self, link: &NewLink<'_>) -> NetlinkResult<Link> {
-        let created = self.socket.request_ack_and_echo(&link.to_request(), NLM_F_CREATE | NLM_F_EXCL);
+        let created =
+            self.socket.request_ack_and_echo(&link.to_request(), NLM_F_CREATE | NLM_F_EXCL);
         let echo = created.map_err(|failure| link.refusal_error(failure))?;
         match echo.and_then(|body| Link::parse(&body)) {
             Some(created) => Ok(created),

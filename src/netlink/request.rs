@@ -2,8 +2,8 @@
 
 use nix::errno::Errno;
 use rtnetlink::packet_core::{
-    Emitable, NLM_F_ACK_TLVS, NLM_F_CAPPED, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NLMSG_NOOP,
-    NLMSG_OVERRUN,
+    Emitable, NLM_F_ACK_TLVS, NLM_F_CAPPED, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE,
+    NLMSG_ERROR, NLMSG_NOOP, NLMSG_OVERRUN,
 };
 
 use super::attribute::{AttributeBuilder, ReplyAttribute, find_attribute, read_u32_at};
@@ -49,7 +49,13 @@ impl NetlinkRequest {
     }
 
     /// Appends the message to `wire`. `kind` replaces the message type of the request, if there is one.
-    pub(super) fn encode_into(&self, kind: Option<u16>, flags: u16, sequence: u32, wire: &mut Vec<u8>) {
+    pub(super) fn encode_into(
+        &self,
+        kind: Option<u16>,
+        flags: u16,
+        sequence: u32,
+        wire: &mut Vec<u8>,
+    ) {
         let body = self.body.as_bytes();
         let length = u32::try_from(NLMSG_HDRLEN + body.len()).unwrap_or(u32::MAX);
         wire.extend_from_slice(&length.to_ne_bytes());
@@ -114,7 +120,9 @@ pub(super) struct NetlinkReply {
 }
 
 impl NetlinkReply {
-    pub(super) fn from_messages(messages: Vec<KernelMessage>) -> NetlinkResult<NetlinkReply, RequestFailure> {
+    pub(super) fn from_messages(
+        messages: Vec<KernelMessage>,
+    ) -> NetlinkResult<NetlinkReply, RequestFailure> {
         let mut reply = NetlinkReply::default();
         for message in messages {
             reply.interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
@@ -192,7 +200,8 @@ mod tests {
         let part = |flags: u16| KernelMessage { kind: 16, flags, sequence: 1, body: vec![] };
         let quiet = NetlinkReply::from_messages(vec![part(0), part(0)]).unwrap();
         assert!(!quiet.interrupted);
-        let changed = NetlinkReply::from_messages(vec![part(0), part(NLM_F_DUMP_INTR), part(0)]).unwrap();
+        let changed =
+            NetlinkReply::from_messages(vec![part(0), part(NLM_F_DUMP_INTR), part(0)]).unwrap();
         assert!(changed.interrupted);
         assert_eq!(changed.bodies.len(), 3);
     }

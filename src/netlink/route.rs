@@ -9,7 +9,8 @@ use nix::libc::{self, RTM_DELROUTE, RTM_GETROUTE, RTM_NEWROUTE};
 use rtnetlink::packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::route::{
-    RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric, RouteNextHop, RouteType, RouteVia,
+    RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric, RouteNextHop, RouteType,
+    RouteVia,
 };
 
 use super::attribute::{ReplyAttribute, ip_from_bytes, parse_attributes, read_u32_at};
@@ -106,9 +107,9 @@ impl RouteFilter {
     fn matches_route(self, route: &KernelRoute) -> bool {
         self.family.is_none_or(|family| family == IpFamily::of_address(route.dst.addr()))
             && self.table.is_none_or(|table| Some(table) == route.table)
-            && self
-                .oif
-                .is_none_or(|oif| route.oif == Some(oif) || route.nexthops.iter().any(|hop| hop.oif == Some(oif)))
+            && self.oif.is_none_or(|oif| {
+                route.oif == Some(oif) || route.nexthops.iter().any(|hop| hop.oif == Some(oif))
+            })
     }
 }
 
@@ -121,7 +122,8 @@ impl KernelRoute {
     /// A message to delete the route, with the attributes by which the kernel finds the route.
     fn deletion_message(&self) -> RouteMessage {
         let mut message = RouteMessage::default();
-        let (dst, header, attributes) = (self.dst.trunc(), &mut message.header, &mut message.attributes);
+        let (dst, header, attributes) =
+            (self.dst.trunc(), &mut message.header, &mut message.attributes);
         let family = IpFamily::of_address(dst.addr());
         header.address_family = IpFamily::af_number(Some(family)).into();
         header.destination_prefix_length = dst.prefix_len();
@@ -274,7 +276,11 @@ impl Netlink {
     }
 
     /// The route of a packet to `addr`, from `source` if that is an address of this host; `None` if there is no route.
-    pub fn find_route_to(&self, addr: IpAddr, source: Option<IpAddr>) -> NetlinkResult<Option<KernelRoute>> {
+    pub fn find_route_to(
+        &self,
+        addr: IpAddr,
+        source: Option<IpAddr>,
+    ) -> NetlinkResult<Option<KernelRoute>> {
         self.look_up_route(addr, source, RouteFlags::empty())
     }
 
@@ -287,7 +293,9 @@ impl Netlink {
         match self.socket.request_object(&lookup_request(addr, source, flags)) {
             Ok(body) => Ok(KernelRoute::parse(&body)),
             Err(failure) => match failure.refusal_errno() {
-                Some(Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::EACCES | Errno::EINVAL) => Ok(None),
+                Some(Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::EACCES | Errno::EINVAL) => {
+                    Ok(None)
+                }
                 _ => Err(failure.into_error("look up the route to", &addr)),
             },
         }

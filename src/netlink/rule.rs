@@ -134,6 +134,10 @@ impl Netlink {
 
     /// Deletes the first rule that matches all fields of `rule`; `false` if there was none.
     pub fn delete_rule(&self, rule: &PolicyRule) -> NetlinkResult<bool> {
-        self.socket.request_deletion(&NetlinkRequest::new_route(RTM_DELRULE, &rule.to_message()), "delete rule", rule)
+        self.socket.request_deletion(
+            &NetlinkRequest::new_route(RTM_DELRULE, &rule.to_message()),
+            "delete rule",
+            rule,
+        )
     }
 }

@@ -80,16 +80,27 @@ impl NetlinkSocket {
             // The kernel applies the filters of dumps. Kernels before 4.20 lack this.
             drop(inner.set_netlink_get_strict_chk(true));
         }
-        Ok(NetlinkSocket { inner, keeper: None, protocol, sequence: Cell::new(1), buffer: RefCell::default() })
+        Ok(NetlinkSocket {
+            inner,
+            keeper: None,
+            protocol,
+            sequence: Cell::new(1),
+            buffer: RefCell::default(),
+        })
     }
 
     /// A socket for the events of multicast groups of the calling thread's namespace.
-    pub(super) fn listen_to_groups(protocol: isize, groups: &[u32]) -> NetlinkResult<NetlinkSocket> {
+    pub(super) fn listen_to_groups(
+        protocol: isize,
+        groups: &[u32],
+    ) -> NetlinkResult<NetlinkSocket> {
         let mut socket = NetlinkSocket::open(protocol)?;
         // A socket without a port receives no events.
         let bound = socket.inner.bind_auto().map(drop);
-        let joined = bound.and_then(|()| groups.iter().try_for_each(|group| socket.inner.add_membership(*group)));
-        joined.map_err(|cause| RequestFailure::from(cause).into_error("watch", &"netlink events"))?;
+        let joined = bound
+            .and_then(|()| groups.iter().try_for_each(|group| socket.inner.add_membership(*group)));
+        joined
+            .map_err(|cause| RequestFailure::from(cause).into_error("watch", &"netlink events"))?;
         Ok(socket)
     }
 
@@ -102,7 +113,11 @@ impl NetlinkSocket {
     }
 
     /// Sends a request whose reply is only success or failure.
-    pub(super) fn request_ack(&self, request: &NetlinkRequest, flags: u16) -> NetlinkResult<(), RequestFailure> {
+    pub(super) fn request_ack(
+        &self,
+        request: &NetlinkRequest,
+        flags: u16,
+    ) -> NetlinkResult<(), RequestFailure> {
         self.exchange_one(request, NLM_F_ACK | flags).map(drop)
     }
 
@@ -117,13 +132,19 @@ impl NetlinkSocket {
     }
 
     /// Requests one object, and returns the body of the reply.
-    pub(super) fn request_object(&self, request: &NetlinkRequest) -> NetlinkResult<Vec<u8>, RequestFailure> {
+    pub(super) fn request_object(
+        &self,
+        request: &NetlinkRequest,
+    ) -> NetlinkResult<Vec<u8>, RequestFailure> {
         let reply = self.exchange_one(request, 0)?;
         reply.bodies.into_iter().next().ok_or(RequestFailure::from(Errno::ENODATA))
     }
 
     /// Requests a list. An interrupted dump is repeated a few times; then the last attempt is used.
-    pub(super) fn request_dump(&self, request: &NetlinkRequest) -> NetlinkResult<Vec<Vec<u8>>, RequestFailure> {
+    pub(super) fn request_dump(
+        &self,
+        request: &NetlinkRequest,
+    ) -> NetlinkResult<Vec<Vec<u8>>, RequestFailure> {
         let reply = repeat_until_consistent(&mut || self.exchange_one(request, NLM_F_DUMP))?;
         if reply.interrupted {
             warn!("a netlink dump was interrupted every time; its result may be inconsistent");
@@ -160,7 +181,8 @@ impl NetlinkSocket {
         target: &dyn Display,
         parse: fn(&[u8]) -> Option<T>,
     ) -> NetlinkResult<Vec<T>> {
-        let bodies = self.request_dump(request).map_err(|failure| failure.into_error(op, target))?;
+        let bodies =
+            self.request_dump(request).map_err(|failure| failure.into_error(op, target))?;
         Ok(bodies.iter().filter_map(|body| parse(body)).collect())
     }
 
@@ -230,7 +252,9 @@ impl NetlinkSocket {
 
     /// The messages in the next datagram of the kernel; `None` if the queue is empty. Datagrams of
     /// other processes are discarded. `ENOBUFS` means that datagrams were lost.
-    pub(super) fn receive_datagram(&self) -> NetlinkResult<Option<Vec<KernelMessage>>, RequestFailure> {
+    pub(super) fn receive_datagram(
+        &self,
+    ) -> NetlinkResult<Option<Vec<KernelMessage>>, RequestFailure> {
         let (buffer, mut failures) = (&mut *self.buffer.borrow_mut(), 0);
         buffer.clear();
         buffer.reserve(BUFFER);
@@ -244,7 +268,9 @@ impl NetlinkSocket {
                 Ok(_) => return Ok(Some(split_messages(buffer))),
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
-                Err(cause) if failures == RECEIVE_RETRIES || cause.raw_os_error() == Some(ENOBUFS) => {
+                Err(cause)
+                    if failures == RECEIVE_RETRIES || cause.raw_os_error() == Some(ENOBUFS) =>
+                {
                     return Err(socket_failure(&cause));
                 }
                 Err(_) => failures += 1,
@@ -263,7 +289,10 @@ impl NetlinkSocket {
     }
 
     /// Discards the queued events; `true` if one of them `matters`, or if some were lost.
-    pub(super) fn drain_events(&self, matters: &dyn Fn(&KernelMessage) -> bool) -> NetlinkResult<bool, RequestFailure> {
+    pub(super) fn drain_events(
+        &self,
+        matters: &dyn Fn(&KernelMessage) -> bool,
+    ) -> NetlinkResult<bool, RequestFailure> {
         let mut heard = false;
         loop {
             match self.receive_datagram() {
@@ -352,7 +381,8 @@ mod tests {
         socket.inner.get_address(&mut own).unwrap();
         // A refusal of the next request.
         let sequence = socket.sequence.get();
-        let words = [20, u32::from(NLMSG_ERROR), sequence, 0, (-(Errno::EPERM as i32)).cast_unsigned()];
+        let words =
+            [20, u32::from(NLMSG_ERROR), sequence, 0, (-(Errno::EPERM as i32)).cast_unsigned()];
         let forged = words.map(u32::to_ne_bytes).concat();
         sys::Socket::new(NETLINK_ROUTE).unwrap().send_to(&forged, &own, 0).unwrap();
         assert!(socket.request_object(&request).is_ok());

@@ -9,7 +9,8 @@ use std::fmt;
 
 use nix::errno::Errno;
 use nix::libc::{
-    RTM_DELQDISC, RTM_DELTFILTER, RTM_GETQDISC, RTM_GETTFILTER, RTM_NEWQDISC, RTM_NEWTFILTER, TCA_KIND, TCA_OPTIONS,
+    RTM_DELQDISC, RTM_DELTFILTER, RTM_GETQDISC, RTM_GETTFILTER, RTM_NEWQDISC, RTM_NEWTFILTER,
+    TCA_KIND, TCA_OPTIONS,
 };
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 
@@ -78,7 +79,12 @@ struct TrafficHeader {
 const HEADER_LEN: usize = 20;
 
 impl TrafficHeader {
-    fn of_filter(index: u32, TrafficHandle(parent): TrafficHandle, priority: u16, protocol: u16) -> TrafficHeader {
+    fn of_filter(
+        index: u32,
+        TrafficHandle(parent): TrafficHandle,
+        priority: u16,
+        protocol: u16,
+    ) -> TrafficHeader {
         let info = u32::from(priority) << 16 | u32::from(protocol);
         TrafficHeader { index, handle: 0, parent, info }
     }
@@ -91,9 +97,15 @@ impl TrafficHeader {
     /// The header of a reply, its kind and the attributes.
     fn parse_reply(body: &[u8]) -> Option<(TrafficHeader, String, &[u8])> {
         let (index, handle) = (read_u32_at(body, 4)?, read_u32_at(body, 8)?);
-        let header = TrafficHeader { index, handle, parent: read_u32_at(body, 12)?, info: read_u32_at(body, 16)? };
+        let header = TrafficHeader {
+            index,
+            handle,
+            parent: read_u32_at(body, 12)?,
+            info: read_u32_at(body, 16)?,
+        };
         let attributes = &body[HEADER_LEN..];
-        let kind = find_attribute(attributes, TCA_KIND).map(ReplyAttribute::to_text).unwrap_or_default();
+        let kind =
+            find_attribute(attributes, TCA_KIND).map(ReplyAttribute::to_text).unwrap_or_default();
         Some((header, kind, attributes))
     }
 }
@@ -165,7 +177,8 @@ impl TokenBucket {
 
     fn parse_options(options: ReplyAttribute<'_>) -> Option<TokenBucket> {
         let parms = options.find_nested(TCA_TBF_PARMS)?.value;
-        let rate64 = options.find_nested(TCA_TBF_RATE64).and_then(|attr| attr.value.try_into().ok());
+        let rate64 =
+            options.find_nested(TCA_TBF_RATE64).and_then(|attr| attr.value.try_into().ok());
         Some(TokenBucket {
             rate: rate64.map_or(read_u32_at(parms, 8)?.into(), u64::from_ne_bytes),
             limit: read_u32_at(parms, 24)?,
@@ -221,7 +234,8 @@ pub struct TrafficFilterInfo {
 impl TrafficFilterInfo {
     /// The index of the link to which the filter redirects all packets; 0 if that link was deleted.
     pub fn redirect_of_all(&self) -> Option<u32> {
-        self.redirect.filter(|_| self.kind == U32 && self.protocol == ALL_PROTOCOLS && self.matches_all)
+        self.redirect
+            .filter(|_| self.kind == U32 && self.protocol == ALL_PROTOCOLS && self.matches_all)
     }
 
     pub(super) fn parse_body(body: &[u8]) -> Option<TrafficFilterInfo> {
@@ -237,8 +251,9 @@ impl TrafficFilterInfo {
             protocol: (header.info & 0xffff) as u16,
             selects: keys.is_some(),
             matches_all: keys.is_some_and(|keys| keys.iter().all(|byte| *byte == 0)),
-            redirect: options
-                .and_then(|options| options.find_nested(TCA_U32_ACT)?.nested_attributes().find_map(redirected_link)),
+            redirect: options.and_then(|options| {
+                options.find_nested(TCA_U32_ACT)?.nested_attributes().find_map(redirected_link)
+            }),
         })
     }
 }
@@ -270,9 +285,9 @@ fn write_redirect(actions: &mut AttributeBuilder, redirect: u32) -> &mut Attribu
     // `struct tc_mirred`: index, capabilities, action, two counters, eaction, ifindex.
     let parms = [0, 0, STOLEN, 0, 0, EGRESS_REDIRECT, redirect].map(u32::to_ne_bytes);
     actions.put_nested(1, |action| {
-        action
-            .put_text(TCA_ACT_KIND, MIRRED)
-            .put_nested(TCA_ACT_OPTIONS, |options| options.put_bytes(TCA_MIRRED_PARMS, parms.as_flattened()))
+        action.put_text(TCA_ACT_KIND, MIRRED).put_nested(TCA_ACT_OPTIONS, |options| {
+            options.put_bytes(TCA_MIRRED_PARMS, parms.as_flattened())
+        })
     })
 }
 
@@ -286,7 +301,9 @@ impl Netlink {
                 Ok(found.filter(|info| info.handle != TrafficHandle::default()))
             }
             Err(failure) if failure.errno == Errno::ENOENT => Ok(None),
-            Err(failure) => Err(failure.into_error("look up the qdisc of", &self.link_label(index))),
+            Err(failure) => {
+                Err(failure.into_error("look up the qdisc of", &self.link_label(index)))
+            }
         }
     }
 
@@ -302,7 +319,13 @@ impl Netlink {
     }
 
     /// Adds a qdisc to a link that has only the kernel's default qdisc.
-    pub fn add_qdisc(&self, index: u32, hook: QdiscHook, handle: TrafficHandle, qdisc: &Qdisc) -> NetlinkResult<()> {
+    pub fn add_qdisc(
+        &self,
+        index: u32,
+        hook: QdiscHook,
+        handle: TrafficHandle,
+        qdisc: &Qdisc,
+    ) -> NetlinkResult<()> {
         self.send_qdisc(index, hook, handle, qdisc, NLM_F_CREATE | NLM_F_EXCL)
     }
 
@@ -321,9 +344,13 @@ impl Netlink {
             request.body.put_nested(TCA_OPTIONS, |options| tbf.write_options(options));
         }
         let target = format_args!("{} to {}", qdisc.kind_name(), self.link_label(index));
-        self.socket.request_change(&request, flags, "add qdisc", &target).map_err(|error| match error.errno() {
-            Some(Errno::ENOENT | Errno::EOPNOTSUPP) => error.with_missing_module(&format!("sch_{}", qdisc.kind_name())),
-            _ => error,
+        self.socket.request_change(&request, flags, "add qdisc", &target).map_err(|error| {
+            match error.errno() {
+                Some(Errno::ENOENT | Errno::EOPNOTSUPP) => {
+                    error.with_missing_module(&format!("sch_{}", qdisc.kind_name()))
+                }
+                _ => error,
+            }
         })
     }
 
@@ -331,7 +358,11 @@ impl Netlink {
     pub fn delete_qdisc(&self, index: u32, hook: QdiscHook) -> NetlinkResult<bool> {
         let header = TrafficHeader { index, parent: hook as u32, ..TrafficHeader::default() };
         let op = "delete the qdisc of";
-        match self.socket.request_deletion(&header.to_request(RTM_DELQDISC), op, &self.link_label(index)) {
+        match self.socket.request_deletion(
+            &header.to_request(RTM_DELQDISC),
+            op,
+            &self.link_label(index),
+        ) {
             // The kernel's reply if the hook never had a qdisc.
             Err(error) if error.errno() == Some(Errno::EINVAL) => Ok(false),
             deleted => deleted,
@@ -339,16 +370,24 @@ impl Netlink {
     }
 
     /// Adds a filter to the qdisc or class `parent` of a link.
-    pub fn add_filter(&self, index: u32, parent: TrafficHandle, filter: &RedirectFilter) -> NetlinkResult<()> {
+    pub fn add_filter(
+        &self,
+        index: u32,
+        parent: TrafficHandle,
+        filter: &RedirectFilter,
+    ) -> NetlinkResult<()> {
         let header = TrafficHeader::of_filter(index, parent, filter.priority, ALL_PROTOCOLS);
         let mut request = header.to_request(RTM_NEWTFILTER);
-        request.body.put_text(TCA_KIND, U32).put_nested(TCA_OPTIONS, |options| filter.write_options(options));
+        request
+            .body
+            .put_text(TCA_KIND, U32)
+            .put_nested(TCA_OPTIONS, |options| filter.write_options(options));
         let (flags, op) = (NLM_F_CREATE | NLM_F_EXCL, "add a filter to");
         let added = self.socket.request_change(&request, flags, op, &self.link_label(index));
         added.map_err(|error| match error.errno() {
-            Some(Errno::ENOENT | Errno::EOPNOTSUPP) => {
-                error.with_remedy("load the kernel modules \"cls_u32\" and \"act_mirred\" on the node".to_owned())
-            }
+            Some(Errno::ENOENT | Errno::EOPNOTSUPP) => error.with_remedy(
+                "load the kernel modules \"cls_u32\" and \"act_mirred\" on the node".to_owned(),
+            ),
             _ => error,
         })
     }
@@ -359,22 +398,42 @@ impl Netlink {
         index: u32,
         TrafficHandle(parent): TrafficHandle,
     ) -> NetlinkResult<Vec<TrafficFilterInfo>> {
-        let request = TrafficHeader { index, parent, ..TrafficHeader::default() }.to_request(RTM_GETTFILTER);
+        let request =
+            TrafficHeader { index, parent, ..TrafficHeader::default() }.to_request(RTM_GETTFILTER);
         let op = "list the filters of";
-        let found = self.socket.request_list(&request, op, &self.link_label(index), TrafficFilterInfo::parse_body);
+        let found = self.socket.request_list(
+            &request,
+            op,
+            &self.link_label(index),
+            TrafficFilterInfo::parse_body,
+        );
         unless_absent(found, Vec::new())
     }
 
     /// Deletes all filters of one priority for packets of all protocols, with their tables;
     /// `false` if there are none.
-    pub fn delete_filters(&self, index: u32, parent: TrafficHandle, priority: u16) -> NetlinkResult<bool> {
+    pub fn delete_filters(
+        &self,
+        index: u32,
+        parent: TrafficHandle,
+        priority: u16,
+    ) -> NetlinkResult<bool> {
         let header = TrafficHeader::of_filter(index, parent, priority, ALL_PROTOCOLS);
         let op = "delete the filters of";
-        self.socket.request_deletion(&header.to_request(RTM_DELTFILTER), op, &self.link_label(index))
+        self.socket.request_deletion(
+            &header.to_request(RTM_DELTFILTER),
+            op,
+            &self.link_label(index),
+        )
     }
 
     /// Deletes a filter of the qdisc or class `parent` of a link; `false` if it is absent.
-    pub fn delete_filter(&self, index: u32, parent: TrafficHandle, filter: &TrafficFilterInfo) -> NetlinkResult<bool> {
+    pub fn delete_filter(
+        &self,
+        index: u32,
+        parent: TrafficHandle,
+        filter: &TrafficFilterInfo,
+    ) -> NetlinkResult<bool> {
         let mut header = TrafficHeader::of_filter(index, parent, filter.priority, filter.protocol);
         header.handle = filter.handle;
         let mut request = header.to_request(RTM_DELTFILTER);

@@ -6,7 +6,9 @@
 
 use serde::Deserialize;
 
-use crate::framework::{AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback};
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback,
+};
 use crate::iface::child;
 use crate::iface::configure::{self, AddressStyle};
 use crate::iface::{ContainerNetns, mtu, veth};
@@ -46,7 +48,9 @@ impl Plugin for Dummy {
         let mut undo = Rollback::new();
 
         // Created before IPAM is called, so that an attachment that exists already keeps its address.
-        let new = NewLink::new(req.ifname.as_str(), LinkKind::Dummy).with_mtu(plan.mtu).with_mac(plan.mac);
+        let new = NewLink::new(req.ifname.as_str(), LinkKind::Dummy)
+            .with_mtu(plan.mtu)
+            .with_mac(plan.mac);
         let created = inside.netlink.add_and_read_link(&new).inspect_err(|error| {
             if error.is_unanswered() {
                 // The link may exist.
@@ -54,7 +58,9 @@ impl Plugin for Dummy {
             }
         });
         let link = created.context(|| "failed to create dummy")?;
-        undo.add_step(format!("delete \"{}\"", link.name), || child::roll_back_link(&inside, &req.ifname));
+        undo.add_step(format!("delete \"{}\"", link.name), || {
+            child::roll_back_link(&inside, &req.ifname)
+        });
         let mut result = cx.ipam_add(&mut undo)?;
         result.assign_ips_to_first();
         result.interfaces = vec![veth::interface_entry(&link, &req.sandbox.path)];
@@ -100,7 +106,9 @@ impl DummyPlan {
     fn from_config(cx: &CallContext<'_>, conf: &DummyConfig) -> Result<DummyPlan> {
         if !cx.has_ipam() {
             let msg = "dummy interface requires an IPAM configuration";
-            return Err(Error::config(msg).with_details("add \"ipam\", for instance of type \"static\""));
+            return Err(
+                Error::config(msg).with_details("add \"ipam\", for instance of type \"static\"")
+            );
         }
         let mtu = mtu::bytes_from_config(conf.mtu)?;
         let sources = [&conf.runtime_config.mac, &conf.mac];

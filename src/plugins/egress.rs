@@ -19,7 +19,8 @@ use serde::Deserialize;
 
 use crate::attachment::AttachmentRecord;
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback, require_prev_result,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback,
+    require_prev_result,
 };
 use crate::iface::guard::SINK;
 use crate::iface::{ContainerNetns, guard, peer};
@@ -81,7 +82,11 @@ impl EgressConfig {
     /// The policy of the configuration's own keys; `None` without any.
     fn own_policy(&self) -> Option<EgressPolicy> {
         let EgressConfig { policy, allow, deny, profile, serve, .. } = self;
-        let is_absent = policy.is_none() && allow.is_none() && deny.is_none() && profile.is_none() && serve.is_none();
+        let is_absent = policy.is_none()
+            && allow.is_none()
+            && deny.is_none()
+            && profile.is_none()
+            && serve.is_none();
         (!is_absent).then(|| EgressPolicy {
             policy: policy.clone().unwrap_or_default(),
             allow: allow.clone().unwrap_or_default(),
@@ -95,7 +100,8 @@ impl EgressConfig {
     fn policies(&self, cx: &CallContext<'_>) -> Result<Vec<EgressPolicy>> {
         require_known_keys(&cx.net.json)?;
         let named = named_policy(cx.raw_args(), &self.policy_dir)?;
-        let given = [self.runtime_config.egress_policy.clone(), self.args.cni.egress_policy.clone(), named];
+        let given =
+            [self.runtime_config.egress_policy.clone(), self.args.cni.egress_policy.clone(), named];
         let mut policies: Vec<EgressPolicy> =
             self.own_policy().into_iter().chain(given.into_iter().flatten()).collect();
         if policies.is_empty() {
@@ -123,11 +129,11 @@ fn require_known_keys(config: &Json) -> Result<()> {
     let of_entries = DecodedKeys::of_type::<Vec<PolicyEntry>>;
     let keys = ["policy", "profile", "serve"];
     if let Some(key) = keys.into_iter().find(|key| config.get_member(key).is_some_and(has_null)) {
-        return Err(
-            Error::config(format!("a value in {key} is null")).with_details("write a value, or leave the key out")
-        );
+        return Err(Error::config(format!("a value in {key} is null"))
+            .with_details("write a value, or leave the key out"));
     }
-    let member = |path: &[&str]| path.iter().try_fold(config, |json, key| json.get_present_member(key));
+    let member =
+        |path: &[&str]| path.iter().try_fold(config, |json, key| json.get_present_member(key));
     for (json, keys, of) in [
         (config.get_member("allow"), of_entries as fn() -> DecodedKeys, "allow"),
         (config.get_member("deny"), of_entries, "deny"),
@@ -146,18 +152,23 @@ impl Plugin for Egress {
     const REPAIRS: bool = true;
     type Conf = EgressConfig;
 
-    fn examine(cx: &CallContext<'_>, conf: &EgressConfig, remarks: &mut ConfigRemarks) -> Result<()> {
+    fn examine(
+        cx: &CallContext<'_>,
+        conf: &EgressConfig,
+        remarks: &mut ConfigRemarks,
+    ) -> Result<()> {
         require_known_keys(&cx.net.json)?;
         if let Some(policy) = conf.own_policy() {
             policy.compile(&[])?;
-        } else if !cx.net.wants_capability("egressPolicy") && conf.policy_dir.as_os_str().is_empty() {
-            let warning = Error::config("the container can reach nothing: the configuration has no policy");
+        } else if !cx.net.wants_capability("egressPolicy") && conf.policy_dir.as_os_str().is_empty()
+        {
+            let warning =
+                Error::config("the container can reach nothing: the configuration has no policy");
             remarks.warnings.push(warning.with_details("add \"allow\", \"profile\" or \"policy\""));
         }
         if !cx.net.wants_capability("portMappings") && conf.serve.is_none() {
             let warning = Error::config("replies of the container to clients are dropped");
-            let remedy =
-                "add \"capabilities\": {\"portMappings\": true} for published ports, or \"serve\": [\"tcp/80\"]";
+            let remedy = "add \"capabilities\": {\"portMappings\": true} for published ports, or \"serve\": [\"tcp/80\"]";
             remarks.warnings.push(warning.with_details(remedy));
         }
         Ok(())
@@ -170,8 +181,14 @@ impl Plugin for Egress {
         let (host, filter) = (cx.host_netlink()?, cx.packet_filter());
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let _lock = egress::lock_policy(owner)?;
-        let (end, mut port) =
-            find_port(host, req.sandbox.open_netns()?, owner.ifname, prev, policies, conf.published())?;
+        let (end, mut port) = find_port(
+            host,
+            req.sandbox.open_netns()?,
+            owner.ifname,
+            prev,
+            policies,
+            conf.published(),
+        )?;
         let compiled = port.compile()?;
         let program = port.guard_program(&compiled)?;
         let place = guard::find_place(host, &end)?;
@@ -182,9 +199,11 @@ impl Plugin for Egress {
         }
         let mut undo = Rollback::new();
         cx.record_with_part(Self::NAME, req, prev, (egress::RECORDS, &port), &mut undo);
-        undo.add_step("restore the policy", || match former.as_ref().filter(|former| former.end == end.name) {
-            Some(former) => egress::restore_port(filter, owner, former, &port),
-            None => egress::delete_port(filter, owner),
+        undo.add_step("restore the policy", || {
+            match former.as_ref().filter(|former| former.end == end.name) {
+                Some(former) => egress::restore_port(filter, owner, former, &port),
+                None => egress::delete_port(filter, owner),
+            }
         });
         undo.add_step(format!("restore the filter of \"{}\"", end.name), || {
             guard::restore_filter(host, &end, place.program.as_ref())
@@ -205,17 +224,26 @@ impl Plugin for Egress {
         let end = connected_end(host, req, &port)?;
         require_same_bridge(host, &end, &port)?;
         if !guard::has_guard(host, &end, &port.guard_program(&port.compile()?)?, SINK)? {
-            return Err(Error::internal(format!("the filter of \"{}\" is missing or was changed", end.name))
-                .with_details("\"cnibox repair\" restores it"));
+            return Err(Error::internal(format!(
+                "the filter of \"{}\" is missing or was changed",
+                end.name
+            ))
+            .with_details("\"cnibox repair\" restores it"));
         }
         egress::check_port(cx.packet_filter(), owner, &port)
     }
 
-    fn repair(cx: &CallContext<'_>, _: &EgressConfig, req: &CheckRequest, repairs: &mut RepairFindings) -> Result<()> {
+    fn repair(
+        cx: &CallContext<'_>,
+        _: &EgressConfig,
+        req: &CheckRequest,
+        repairs: &mut RepairFindings,
+    ) -> Result<()> {
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let (host, port) = (cx.host_netlink()?, recorded_port(owner)?);
         // A container that renames its interface, or moves it away, does not prevent the repair.
-        let end = connected_end(host, req, &port).or_else(|error| recorded_end(host, owner, &port)?.ok_or(error))?;
+        let end = connected_end(host, req, &port)
+            .or_else(|error| recorded_end(host, owner, &port)?.ok_or(error))?;
         require_same_bridge(host, &end, &port)?;
         let wanted = port.guard_program(&port.compile()?)?;
         if !guard::has_guard(host, &end, &wanted, SINK).unwrap_or(false) {
@@ -233,7 +261,8 @@ impl Plugin for Egress {
     }
 
     fn gc(cx: &CallContext<'_>, _: &EgressConfig, req: &GcRequest) -> Result<()> {
-        let (network, valid) = (cx.net.name.as_str(), AttachmentId::from_attachments(&cx.net.name, &req.valid));
+        let (network, valid) =
+            (cx.net.name.as_str(), AttachmentId::from_attachments(&cx.net.name, &req.valid));
         egress::remove_stale_ports(cx.packet_filter(), network, &valid)
     }
 
@@ -252,7 +281,11 @@ fn try_guard(has_sink: bool) -> Result<()> {
     let inside = Netlink::open_in(&netns)?;
     let link = inside.require_link("lo")?;
     let program = EgressPart::default().guard_program(&CompiledPolicy::default())?;
-    if has_sink { guard::try_guard(&inside, &link, program) } else { guard::put_guard(&inside, &link, program, SINK) }
+    if has_sink {
+        guard::try_guard(&inside, &link, program)
+    } else {
+        guard::put_guard(&inside, &link, program, SINK)
+    }
 }
 
 /// The host's end of the attachment's pair, and the policy for it.
@@ -266,18 +299,29 @@ fn find_port(
 ) -> Result<(Link, EgressPart)> {
     let inside = ContainerNetns::open_in(netns)?;
     let link = inside.require_link(ifname)?;
-    let refuse =
-        |why: String| Error::config(why).with_details("a policy needs a veth pair, as bridge and ptp create it");
+    let refuse = |why: String| {
+        Error::config(why).with_details("a policy needs a veth pair, as bridge and ptp create it")
+    };
     let end = peer::find_host_end(host, &inside, &link)?
         .ok_or_else(|| refuse(format!("interface \"{ifname}\" has no other end on the host")))?;
-    let mac = link.mac.ok_or_else(|| refuse(format!("interface \"{ifname}\" has no MAC address")))?;
-    let listed = prev.interfaces.iter().find(|entry| entry.name == ifname && !entry.sandbox.is_empty());
-    if let Some(listed) = listed.filter(|entry| !entry.mac.is_empty() && entry.mac.parse() != Ok(mac)) {
-        return Err(refuse(format!("interface \"{ifname}\" has the MAC address {mac}, not {}", listed.mac)));
+    let mac =
+        link.mac.ok_or_else(|| refuse(format!("interface \"{ifname}\" has no MAC address")))?;
+    let listed =
+        prev.interfaces.iter().find(|entry| entry.name == ifname && !entry.sandbox.is_empty());
+    if let Some(listed) =
+        listed.filter(|entry| !entry.mac.is_empty() && entry.mac.parse() != Ok(mac))
+    {
+        return Err(refuse(format!(
+            "interface \"{ifname}\" has the MAC address {mac}, not {}",
+            listed.mac
+        )));
     }
     let master = find_master(host, &end)?;
     if let Some(other) = master.as_ref().filter(|master| master.kind.as_deref() != Some("bridge")) {
-        return Err(refuse(format!("\"{}\" is a port of \"{}\", which is not a bridge", end.name, other.name)));
+        return Err(refuse(format!(
+            "\"{}\" is a port of \"{}\", which is not a bridge",
+            end.name, other.name
+        )));
     }
     let (arrives_at, bridge) = (arrival_interfaces(host, &end, master.as_ref())?, master.as_ref());
     let fdb = bridge.map_or(Ok(Vec::new()), |bridge| host.dump_fdb(bridge.index))?;
@@ -287,7 +331,11 @@ fn find_port(
         return Err(Error::config(format!("interface \"{ifname}\" has no address"))
             .with_details("a policy is bound to the addresses of the result: add \"ipam\""));
     }
-    let gateways = prev.ips.iter().filter_map(|ip| ip.gateway).chain(prev.routes.iter().filter_map(|route| route.gw));
+    let gateways = prev
+        .ips
+        .iter()
+        .filter_map(|ip| ip.gateway)
+        .chain(prev.routes.iter().filter_map(|route| route.gw));
     let mut routers: Vec<_> = gateways.collect();
     routers.sort_unstable();
     routers.dedup();
@@ -297,7 +345,8 @@ fn find_port(
     let near: Vec<IpAddr> = addresses.iter().filter(is_near).map(|addr| addr.net.addr()).collect();
     let is_routed_here = routers.iter().all(|router| near.contains(router));
     let known = HostAddresses::of_networks(addresses.iter().map(|addr| addr.net));
-    let bridge_mac = bridge.filter(|_| is_routed_here).map_or(Ok(None), |bridge| pin_mac(host, bridge, &fdb))?;
+    let bridge_mac =
+        bridge.filter(|_| is_routed_here).map_or(Ok(None), |bridge| pin_mac(host, bridge, &fdb))?;
     let mut on_link: Vec<_> = prev.ips.iter().map(|ip| ip.address.trunc()).collect();
     on_link.sort_unstable();
     on_link.dedup();
@@ -321,21 +370,27 @@ fn find_port(
 /// The MAC address of a bridge, by which the policy knows the router of its containers. Until an address is set, a
 /// bridge has the lowest one of its ports, and would get another one with another container.
 fn pin_mac(host: &Netlink, bridge: &Link, fdb: &[FdbEntry]) -> Result<Option<MacAddress>> {
-    if let Some(mac) =
-        bridge.mac.filter(|_| fdb.iter().any(|entry| Some(entry.mac) == bridge.mac && entry.port != bridge.index))
-    {
+    if let Some(mac) = bridge.mac.filter(|_| {
+        fdb.iter().any(|entry| Some(entry.mac) == bridge.mac && entry.port != bridge.index)
+    }) {
         let set = host.change_link(bridge.index, LinkChange::new().set_mac(mac));
-        set.context(|| format!("set the MAC address of bridge \"{}\" to its present one", bridge.name))?;
+        set.context(|| {
+            format!("set the MAC address of bridge \"{}\" to its present one", bridge.name)
+        })?;
     }
     Ok(bridge.mac)
 }
 
 /// Fails if the bridge knows the MAC address at another port: the policy would hold for the packets of that port.
 fn require_unused_mac(fdb: &[FdbEntry], end: &Link, mac: MacAddress) -> Result<()> {
-    let Some(other) = fdb.iter().find(|entry| entry.mac == mac && entry.port != end.index) else { return Ok(()) };
+    let Some(other) = fdb.iter().find(|entry| entry.mac == mac && entry.port != end.index) else {
+        return Ok(());
+    };
     let (name, port) = (&end.name, other.port);
-    Err(Error::config(format!("the MAC address {mac} of port \"{name}\" is in use at port {port} of the bridge"))
-        .with_details("a policy is bound to the address: request another one"))
+    Err(Error::config(format!(
+        "the MAC address {mac} of port \"{name}\" is in use at port {port} of the bridge"
+    ))
+    .with_details("a policy is bound to the address: request another one"))
 }
 
 /// The addresses by which packets arrive at the host.
@@ -349,8 +404,12 @@ impl HostAddresses {
     /// Each address once; those of the public Internet, which policies allow most often, first.
     fn of_networks(networks: impl Iterator<Item = IpNet> + Clone) -> HostAddresses {
         let own = networks.clone().map(|net| net.addr()).collect();
-        let wide = networks.filter(|net| !net.addr().is_loopback() && net.prefix_len() + 1 < net.max_prefix_len());
-        let mut known = HostAddresses { own, groups: wide.flat_map(|net| [net.network(), net.broadcast()]).collect() };
+        let wide = networks
+            .filter(|net| !net.addr().is_loopback() && net.prefix_len() + 1 < net.max_prefix_len());
+        let mut known = HostAddresses {
+            own,
+            groups: wide.flat_map(|net| [net.network(), net.broadcast()]).collect(),
+        };
         for list in [&mut known.own, &mut known.groups] {
             list.sort_unstable_by_key(|ip| (!is_public(*ip), *ip));
             list.dedup();
@@ -360,8 +419,11 @@ impl HostAddresses {
 
     /// Those that the filter knows: the container's routers first.
     fn for_filter(self, routers: &[IpAddr]) -> Vec<IpAddr> {
-        let mut known: Vec<IpAddr> = routers.iter().filter(|router| self.own.contains(router)).copied().collect();
-        known.extend(self.own.into_iter().filter(|addr| !addr.is_loopback()).take(MOST_HOST_ADDRESSES));
+        let mut known: Vec<IpAddr> =
+            routers.iter().filter(|router| self.own.contains(router)).copied().collect();
+        known.extend(
+            self.own.into_iter().filter(|addr| !addr.is_loopback()).take(MOST_HOST_ADDRESSES),
+        );
         known.extend(self.groups.into_iter().take(2 * MOST_HOST_ADDRESSES));
         known
     }
@@ -382,10 +444,16 @@ fn find_master(host: &Netlink, end: &Link) -> Result<Option<Link>> {
 
 /// The indices and names of the interfaces by which packets of the end arrive: of the end, or of its bridge and the
 /// VLANs of the bridge.
-fn arrival_interfaces(host: &Netlink, end: &Link, bridge: Option<&Link>) -> Result<Vec<(u32, String)>> {
+fn arrival_interfaces(
+    host: &Netlink,
+    end: &Link,
+    bridge: Option<&Link>,
+) -> Result<Vec<(u32, String)>> {
     let first = bridge.unwrap_or(end);
     let mut found = vec![(first.index, first.name.clone())];
-    if let Some(bridge) = bridge.filter(|bridge| bridge.bridge.is_some_and(|bridge| bridge.vlan_filtering)) {
+    if let Some(bridge) =
+        bridge.filter(|bridge| bridge.bridge.is_some_and(|bridge| bridge.vlan_filtering))
+    {
         found.extend(
             host.dump_links()?
                 .into_iter()
@@ -402,7 +470,8 @@ fn names_of(interfaces: Vec<(u32, String)>) -> Vec<String> {
 
 fn recorded_port(owner: AttachmentId<'_>) -> Result<EgressPart> {
     egress::RECORDS.read_content(owner).ok_or_else(|| {
-        Error::internal("the attachment has no record of its policy").with_details("attach the container again")
+        Error::internal("the attachment has no record of its policy")
+            .with_details("attach the container again")
     })
 }
 
@@ -412,15 +481,24 @@ fn connected_end(host: &Netlink, req: &CheckRequest, port: &EgressPart) -> Resul
     let link = inside.require_link(req.ifname.as_str())?;
     let end = peer::find_host_end(host, &inside, &link)?.filter(|end| end.name == port.end);
     end.ok_or_else(|| {
-        Error::internal(format!("interface \"{}\" is no longer connected to port \"{}\"", link.name, port.end))
-            .with_details("attach the container again")
+        Error::internal(format!(
+            "interface \"{}\" is no longer connected to port \"{}\"",
+            link.name, port.end
+        ))
+        .with_details("attach the container again")
     })
 }
 
 /// The port of the policy, if it is the link in the record of the attachment.
-fn recorded_end(host: &Netlink, owner: AttachmentId<'_>, port: &EgressPart) -> Result<Option<Link>> {
+fn recorded_end(
+    host: &Netlink,
+    owner: AttachmentId<'_>,
+    port: &EgressPart,
+) -> Result<Option<Link>> {
     let recorded = AttachmentRecord::find_by_attachment(owner).and_then(|record| record.end);
-    Ok(host.find_link(&port.end)?.filter(|end| recorded.is_some_and(|recorded| recorded.index == end.index)))
+    Ok(host
+        .find_link(&port.end)?
+        .filter(|end| recorded.is_some_and(|recorded| recorded.index == end.index)))
 }
 
 /// Fails if packets of the end arrive elsewhere than at the time of ADD.
@@ -458,7 +536,8 @@ mod tests {
         let known = HostAddresses::of_networks(all.into_iter()).for_filter(&[]);
         let texts: Vec<String> = known.iter().take(3).map(ToString::to_string).collect();
         assert_eq!(texts, ["198.51.100.1", "2001:db8::1", "10.1.0.1"]);
-        let groups: Vec<String> = known[MOST_HOST_ADDRESSES..].iter().map(ToString::to_string).collect();
+        let groups: Vec<String> =
+            known[MOST_HOST_ADDRESSES..].iter().map(ToString::to_string).collect();
         assert_eq!(groups.len(), 6, "{groups:?}");
     }
 

@@ -15,8 +15,8 @@ use std::slice;
 use serde::Deserialize;
 
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
-    require_prev_result,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin,
+    Rollback, require_prev_result,
 };
 use crate::netfilter::AttachmentId;
 use crate::netfilter::RuleBackend::{self, Iptables, Nftables};
@@ -91,19 +91,26 @@ impl Plugin for Firewall {
     const OUTLIVES_ITS_CONTAINER: bool = true;
     type Conf = FirewallConfig;
 
-    fn examine(_: &CallContext<'_>, conf: &FirewallConfig, remarks: &mut ConfigRemarks) -> Result<()> {
+    fn examine(
+        _: &CallContext<'_>,
+        conf: &FirewallConfig,
+        remarks: &mut ConfigRemarks,
+    ) -> Result<()> {
         remarks.warnings.extend(conf.ineffective_keys(&conf.backend));
         conf.parse_policy().map(drop)
     }
 
     fn add(cx: &CallContext<'_>, conf: &FirewallConfig, req: &AddRequest) -> Result<CniResult> {
         let policy = conf.parse_policy()?;
-        let prev = require_prev_result(req.prev.as_ref(), "missing prevResult from earlier plugin")?;
+        let prev =
+            require_prev_result(req.prev.as_ref(), "missing prevResult from earlier plugin")?;
         let bridge = find_bridge_name(prev, policy)?;
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let filter = cx.packet_filter();
         let FirewallBackends { mut zone, kernel } =
-            FirewallBackends::from_config(conf, policy, || RuleBackend::choose_for_add(None, filter))?;
+            FirewallBackends::from_config(conf, policy, || {
+                RuleBackend::choose_for_add(None, filter)
+            })?;
         let chosen = match kernel {
             _ if zone.is_some() => "firewalld",
             Some(Nftables) => "nftables",
@@ -114,10 +121,14 @@ impl Plugin for Firewall {
         let (ips, ports) = (result_addresses(prev), bridge_ports(prev));
         let mut undo = Rollback::new();
         cx.record_attachment(Self::NAME, req, prev, &mut undo);
-        undo.add_step("delete the rules", || filter::delete_rules(filter, owner, &ips, Some(&ports)));
+        undo.add_step("delete the rules", || {
+            filter::delete_rules(filter, owner, &ips, Some(&ports))
+        });
         if let Some(zone) = &mut zone {
             zone.add_sources(owner, &ips)?;
-            undo.add_step("remove the addresses from the zone", || zone.delete_sources(owner, &ips));
+            undo.add_step("remove the addresses from the zone", || {
+                zone.delete_sources(owner, &ips)
+            });
         }
         if let Some(backend) = kernel {
             let traffic = accepted_traffic(backend, prev, policy, bridge, admin);
@@ -129,18 +140,20 @@ impl Plugin for Firewall {
 
     fn check(cx: &CallContext<'_>, conf: &FirewallConfig, req: &CheckRequest) -> Result<()> {
         let policy = conf.parse_policy()?;
-        let prev = require_prev_result(req.prev.as_ref(), "missing prevResult from earlier plugin")?;
+        let prev =
+            require_prev_result(req.prev.as_ref(), "missing prevResult from earlier plugin")?;
         let bridge = find_bridge_name(prev, policy)?;
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let filter = cx.packet_filter();
         // The back ends that have rules; if unknown, those that ADD would choose.
         let is_chosen = ["nftables", "iptables", "firewalld"].contains(&conf.backend.as_str());
-        let FirewallBackends { mut zone, kernel } =
-            if !is_chosen && (filter::has_nft_elements(filter, owner, &result_addresses(prev)).unwrap_or(false)) {
-                FirewallBackends { zone: None, kernel: Some(Nftables) }
-            } else {
-                FirewallBackends::from_config(conf, policy, || RuleBackend::default_backend(filter))?
-            };
+        let FirewallBackends { mut zone, kernel } = if !is_chosen
+            && (filter::has_nft_elements(filter, owner, &result_addresses(prev)).unwrap_or(false))
+        {
+            FirewallBackends { zone: None, kernel: Some(Nftables) }
+        } else {
+            FirewallBackends::from_config(conf, policy, || RuleBackend::default_backend(filter))?
+        };
         if let Some(zone) = &mut zone {
             zone.check_sources(owner, &result_addresses(prev))?;
         }
@@ -172,7 +185,8 @@ impl Plugin for Firewall {
     }
 
     fn gc(cx: &CallContext<'_>, _: &FirewallConfig, req: &GcRequest) -> Result<()> {
-        let (network, valid) = (cx.net.name.as_str(), AttachmentId::from_attachments(&cx.net.name, &req.valid));
+        let (network, valid) =
+            (cx.net.name.as_str(), AttachmentId::from_attachments(&cx.net.name, &req.valid));
         let mut failures = Failures::new();
         failures.keep_error(filter::remove_stale_rules(cx.packet_filter(), network, &valid));
         failures.keep_error(firewalld::remove_stale_sources(network, &valid));
@@ -183,9 +197,11 @@ impl Plugin for Firewall {
         Self::require_sound(cx, conf)?;
         let filter = cx.packet_filter();
         // A policy adds no requirement.
-        FirewallBackends::from_config(conf, IngressPolicy::Open, || RuleBackend::choose_for_add(None, filter))
-            .and_then(|backends| backends.require_usable(cx))
-            .or_unavailable()
+        FirewallBackends::from_config(conf, IngressPolicy::Open, || {
+            RuleBackend::choose_for_add(None, filter)
+        })
+        .and_then(|backends| backends.require_usable(cx))
+        .or_unavailable()
     }
 }
 
@@ -211,7 +227,9 @@ impl<'a> FirewallBackends<'a> {
             "firewalld" => Some(FirewalldZone::open_zone(conf.zone_name())?),
             other => {
                 if !["", "auto"].contains(&other) {
-                    warn!("firewall: unknown backend \"{other}\" is ignored; choose nftables, iptables or firewalld");
+                    warn!(
+                        "firewall: unknown backend \"{other}\" is ignored; choose nftables, iptables or firewalld"
+                    );
                 }
                 FirewalldZone::find_running(conf.zone_name())
             }
@@ -238,7 +256,14 @@ fn accepted_traffic(
     admin: Option<&str>,
 ) -> FirewallPart {
     let (bridge, admin) = (bridge.map(str::to_owned), admin.map(str::to_owned));
-    FirewallPart { backend, ips: result_addresses(prev), ports: bridge_ports(prev), policy, bridge, admin }
+    FirewallPart {
+        backend,
+        ips: result_addresses(prev),
+        ports: bridge_ports(prev),
+        policy,
+        bridge,
+        admin,
+    }
 }
 
 /// The addresses of the result, of all interfaces, without duplicates.

@@ -8,7 +8,9 @@
 
 use serde::Deserialize;
 
-use crate::framework::{AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin};
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin,
+};
 use crate::iface::ContainerNetns;
 use crate::iface::child::{self, MasterConfig, NewChildLink};
 use crate::iface::mtu::MtuConfig;
@@ -58,7 +60,8 @@ impl Plugin for Ipvlan {
         if given.is_none() {
             cx.ipam_plugin()?;
         }
-        let (inside, host) = (ContainerNetns::open_in(req.sandbox.open_netns()?)?, cx.host_netlink()?);
+        let (inside, host) =
+            (ContainerNetns::open_in(req.sandbox.open_netns()?)?, cx.host_netlink()?);
         let place = below.master_netlink(host, &inside);
         let (master, mtu) = below.resolve_master(place, host)?;
         let kind = LinkKind::Ipvlan { link: master.index, mode };
@@ -72,15 +75,22 @@ impl Plugin for Ipvlan {
         cx.if_ipam(CallContext::ipam_check)?;
         let found = req.find_link(&inside, KIND)?;
         if found.link.ipvlan != Some(mode) {
-            let (present, wanted) = (found.link.ipvlan.map_or("unknown", IpvlanMode::as_str), mode.as_str());
-            let msg = format!("Container IPVlan mode {present} does not match expected value: {wanted}");
+            let (present, wanted) =
+                (found.link.ipvlan.map_or("unknown", IpvlanMode::as_str), mode.as_str());
+            let msg =
+                format!("Container IPVlan mode {present} does not match expected value: {wanted}");
             return Err(Error::internal(msg));
         }
         conf.master_config().verify_master(cx.host_netlink()?, &inside, &found.link)?;
         found.verify_layer3(&inside)
     }
 
-    fn repair(_: &CallContext<'_>, _: &IpvlanConfig, req: &CheckRequest, repairs: &mut RepairFindings) -> Result<()> {
+    fn repair(
+        _: &CallContext<'_>,
+        _: &IpvlanConfig,
+        req: &CheckRequest,
+        repairs: &mut RepairFindings,
+    ) -> Result<()> {
         req.restore_routes(KIND, repairs)
     }
 
@@ -117,8 +127,10 @@ fn choose_master<'a>(conf: &'a IpvlanConfig, req: &'a AddRequest) -> Result<Mast
             let in_container = below.in_container || *sandbox == req.sandbox.path;
             Ok(MasterConfig { name, in_container, ..below })
         }
-        _ => Err(Error::config("chained master failure. PrevResult lacks a single named interface")
-            .with_details("name the link in the key \"master\"")),
+        _ => {
+            Err(Error::config("chained master failure. PrevResult lacks a single named interface")
+                .with_details("name the link in the key \"master\""))
+        }
     }
 }
 
@@ -131,6 +143,7 @@ fn previous_addresses(cx: &CallContext<'_>, req: &AddRequest) -> Option<CniResul
 fn parse_mode(conf: &IpvlanConfig) -> Result<IpvlanMode> {
     let name = if conf.mode.is_empty() { "l2" } else { &conf.mode };
     IpvlanMode::parse(name).ok_or_else(|| {
-        Error::config(format!("unknown ipvlan mode: \"{name}\"")).with_details("known are \"l2\", \"l3\" and \"l3s\"")
+        Error::config(format!("unknown ipvlan mode: \"{name}\""))
+            .with_details("known are \"l2\", \"l3\" and \"l3s\"")
     })
 }

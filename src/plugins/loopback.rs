@@ -6,7 +6,9 @@
 
 use serde::Deserialize;
 
-use crate::framework::{AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin};
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin,
+};
 use crate::iface::veth::interface_entry;
 use crate::iface::{ContainerNetns, verify};
 use crate::netlink::LinkChange;
@@ -50,7 +52,8 @@ impl Plugin for Loopback {
     fn check(_: &CallContext<'_>, _: &LoopbackConfig, req: &CheckRequest) -> Result<()> {
         let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
         let lo = inside.require_link(LO)?;
-        verify::require_up(&lo, verify::IN_CONTAINER).map_err(|_| Error::internal("loopback interface is down"))?;
+        verify::require_up(&lo, verify::IN_CONTAINER)
+            .map_err(|_| Error::internal("loopback interface is down"))?;
         loopback_addresses(&inside, lo.index).map(drop)
     }
 
@@ -58,7 +61,10 @@ impl Plugin for Loopback {
         let Some(netns) = &req.netns else { return Ok(()) };
         let inside = ContainerNetns::open_in(netns)?;
         let lo = inside.require_link(LO)?;
-        inside.netlink.change_link(lo.index, LinkChange::new().set_down()).context(|| "set \"lo\" down")
+        inside
+            .netlink
+            .change_link(lo.index, LinkChange::new().set_down())
+            .context(|| "set \"lo\" down")
     }
 
     fn gc(_: &CallContext<'_>, _: &LoopbackConfig, _: &GcRequest) -> Result<()> {

@@ -9,7 +9,9 @@
 
 use serde::Deserialize;
 
-use crate::framework::{AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin};
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin,
+};
 use crate::iface::ContainerNetns;
 use crate::iface::child::{self, MasterConfig, NewChildLink};
 use crate::iface::mtu::MtuConfig;
@@ -62,10 +64,15 @@ impl Plugin for Macvlan {
 
     fn add(cx: &CallContext<'_>, conf: &MacvlanConfig, req: &AddRequest) -> Result<CniResult> {
         let plan = MacvlanPlan::from_config(conf, &cx.mac_arg()?)?;
-        let (inside, host) = (ContainerNetns::open_in(req.sandbox.open_netns()?)?, cx.host_netlink()?);
+        let (inside, host) =
+            (ContainerNetns::open_in(req.sandbox.open_netns()?)?, cx.host_netlink()?);
         let place = conf.master_config().master_netlink(host, &inside);
         let (master, mtu) = conf.master_config().resolve_master(place, host)?;
-        let kind = LinkKind::Macvlan { link: master.index, mode: plan.mode, bc_queue_len: conf.bcqueuelen };
+        let kind = LinkKind::Macvlan {
+            link: master.index,
+            mode: plan.mode,
+            bc_queue_len: conf.bcqueuelen,
+        };
         let wanted = NewChildLink { ifname: &req.ifname, kind, mtu, mac: plan.mac };
         let without_ipam = (!cx.has_ipam()).then(CniResult::new);
         let (result, link) = req.attach_link(cx, &inside, place, &wanted, without_ipam)?;
@@ -85,7 +92,12 @@ impl Plugin for Macvlan {
         found.verify_layer3(&inside)
     }
 
-    fn repair(_: &CallContext<'_>, _: &MacvlanConfig, req: &CheckRequest, repairs: &mut RepairFindings) -> Result<()> {
+    fn repair(
+        _: &CallContext<'_>,
+        _: &MacvlanConfig,
+        req: &CheckRequest,
+        repairs: &mut RepairFindings,
+    ) -> Result<()> {
         req.restore_routes(KIND, repairs)
     }
 
@@ -102,8 +114,12 @@ impl Plugin for Macvlan {
         Self::require_sound(cx, conf)?;
         let host = cx.usable_host_netlink()?;
         conf.master_config().require_present(host)?;
-        child::require_driver(&|link| LinkKind::Macvlan { link, mode: MacvlanMode::Bridge, bc_queue_len: 0 })
-            .or_unavailable()?;
+        child::require_driver(&|link| LinkKind::Macvlan {
+            link,
+            mode: MacvlanMode::Bridge,
+            bc_queue_len: 0,
+        })
+        .or_unavailable()?;
         cx.if_ipam(CallContext::ipam_status)
     }
 }
@@ -177,7 +193,10 @@ mod tests {
         assert_eq!(plan(&MacvlanConfig::default(), "").unwrap().mode, MacvlanMode::Bridge);
         for (mac, why) in [
             ("x", "address x: invalid MAC address"),
-            ("01:00:5e:00:00:01", "address 01:00:5e:00:00:01: not a unicast address, but multicast"),
+            (
+                "01:00:5e:00:00:01",
+                "address 01:00:5e:00:00:01: not a unicast address, but multicast",
+            ),
             ("00:00:00:00:00:00", "address 00:00:00:00:00:00: not a unicast address"),
         ] {
             let error = plan(&MacvlanConfig::default(), mac).unwrap_err();

@@ -15,8 +15,8 @@ use serde::Deserialize;
 
 use crate::attachment::{AttachmentRecord, HostVeth};
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
-    delete_and_release,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin,
+    Rollback, delete_and_release,
 };
 use crate::iface::child::CheckedLink;
 use crate::iface::configure::{self, AddressStyle};
@@ -26,7 +26,9 @@ use crate::iface::{ContainerNetns, forwarding, overlap, verify};
 use crate::iface::{ON_LINK, routes};
 use crate::netfilter::names::parse_label;
 use crate::netfilter::{AttachmentId, RuleBackend, masquerade};
-use crate::netlink::{KernelRoute, Link, LinkChange, Netlink, RT_TABLE_MAIN, RouteAddMode, RouteFilter};
+use crate::netlink::{
+    KernelRoute, Link, LinkChange, Netlink, RT_TABLE_MAIN, RouteAddMode, RouteFilter,
+};
 use crate::repairs::RepairFindings;
 use cni::CniResult;
 use cni::error::{Error, ErrorContext, Result};
@@ -83,10 +85,13 @@ impl Plugin for Ptp {
         // Created before IPAM is called, so that an attachment that exists already keeps its address.
         let wanted = NewVethPair { ifname: &req.ifname, mtu, mac: None, master: None };
         let inside = ContainerNetns::open_in(netns)?;
-        let veth::VethPairEnds { host: end, container: link } = veth::add_pair(host, netns, &wanted)?;
+        let veth::VethPairEnds { host: end, container: link } =
+            veth::add_pair(host, netns, &wanted)?;
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let index = end.index;
-        undo.add_step(format!("delete \"{}\"", end.name), move || Ok(host.delete_link_by_index(index).map(drop)?));
+        undo.add_step(format!("delete \"{}\"", end.name), move || {
+            Ok(host.delete_link_by_index(index).map(drop)?)
+        });
         veth::start_host_end(host, &end, &owner.object_label(), LinkChange::new())?;
         cx.set_host_end(HostVeth::from_labelled_link(host, &end));
         let mut result = cx.ipam_add(&mut undo)?;
@@ -97,7 +102,8 @@ impl Plugin for Ptp {
             PtpHostEnd { link: &end, owner }.add_route(host, routed, &mut undo)?;
         }
 
-        result.interfaces = vec![veth::interface_entry(&end, ""), veth::interface_entry(&link, &req.sandbox.path)];
+        result.interfaces =
+            vec![veth::interface_entry(&end, ""), veth::interface_entry(&link, &req.sandbox.path)];
         configure_container(&inside, &link, &result, &addresses)?;
         if conf.ip_masq {
             cx.record_attachment(Self::NAME, req, &result, &mut undo);
@@ -120,12 +126,19 @@ impl Plugin for Ptp {
             return Ok(());
         }
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
-        let addrs: Vec<IpNet> = found.prev.ips_of_interface(found.index).map(|ip| ip.address).collect();
+        let addrs: Vec<IpNet> =
+            found.prev.ips_of_interface(found.index).map(|ip| ip.address).collect();
         masquerade::check_addresses(cx.packet_filter(), owner, &addrs)
     }
 
-    fn repair(cx: &CallContext<'_>, _: &PtpConfig, req: &CheckRequest, repairs: &mut RepairFindings) -> Result<()> {
-        let (inside, host) = (ContainerNetns::open_in(req.sandbox.open_netns()?)?, cx.host_netlink()?);
+    fn repair(
+        cx: &CallContext<'_>,
+        _: &PtpConfig,
+        req: &CheckRequest,
+        repairs: &mut RepairFindings,
+    ) -> Result<()> {
+        let (inside, host) =
+            (ContainerNetns::open_in(req.sandbox.open_netns()?)?, cx.host_netlink()?);
         let prev = req.require_final_result()?;
         let (index, _) = verify::find_container_entry(prev, &req.ifname, &req.sandbox.path)?;
         let link = inside.require_link(req.ifname.as_str())?;
@@ -135,7 +148,9 @@ impl Plugin for Ptp {
         };
         let addresses: Vec<RoutedAddress> = prev
             .ips_of_interface(index)
-            .filter_map(|ip| Some(RoutedAddress { address: ip.address, gateway: ip.usable_gateway()? }))
+            .filter_map(|ip| {
+                Some(RoutedAddress { address: ip.address, gateway: ip.usable_gateway()? })
+            })
             .collect();
         restore_host_end(host, &end, &addresses, repairs)?;
         let mut wanted = routes_to_gateways(&link, &addresses);
@@ -175,7 +190,10 @@ impl Plugin for Ptp {
         conf.mtu.resolve_bytes(cx.usable_host_netlink()?).or_unavailable()?;
         if conf.ip_masq {
             let filter = cx.packet_filter();
-            cx.require_serviceable(Some(RuleBackend::choose_for_add(backend, filter)), &[masquerade::FEATURE])?;
+            cx.require_serviceable(
+                Some(RuleBackend::choose_for_add(backend, filter)),
+                &[masquerade::FEATURE],
+            )?;
         }
         cx.ipam_status()
     }
@@ -220,7 +238,12 @@ struct PtpHostEnd<'a> {
 impl PtpHostEnd<'_> {
     /// Adds the host's route to an address of the container. A route of another owner to the address is never replaced:
     /// the owner would lose its traffic to the container, and the route for good when the container's link is deleted.
-    fn add_route<'u>(&self, host: &'u Netlink, routed: &RoutedAddress, undo: &mut Rollback<'u>) -> Result<()> {
+    fn add_route<'u>(
+        &self,
+        host: &'u Netlink,
+        routed: &RoutedAddress,
+        undo: &mut Rollback<'u>,
+    ) -> Result<()> {
         let failed = || "failed to add route on host";
         let route = host_route(routed, self.link);
         let add = |mode| host.add_route(&route, mode).context(failed);
@@ -235,7 +258,8 @@ impl PtpHostEnd<'_> {
             // The address is listed twice.
             return Ok(());
         }
-        let through = present.oif.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
+        let through =
+            present.oif.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
         if present.oif.is_some() && through.is_none() {
             // The link is gone meanwhile, and its routes with it.
             return add(RouteAddMode::Exclusive);
@@ -291,7 +315,9 @@ fn is_vanishing(host: &Netlink, link: &Link) -> Result<bool> {
 
 /// The host's route to the destination of `wanted`.
 fn find_present_route(host: &Netlink, wanted: &KernelRoute) -> Result<Option<KernelRoute>> {
-    Ok(host.find_matching_route(wanted.dst.addr())?.filter(|route| is_same_destination(route, wanted)))
+    Ok(host
+        .find_matching_route(wanted.dst.addr())?
+        .filter(|route| is_same_destination(route, wanted)))
 }
 
 /// The error for a route that another owner has to the container's address.
@@ -338,12 +364,14 @@ fn restore_host_end(
             Ok(configure::add_gateway_address(host, end, host_net(gateway))?)
         });
     }
-    let through = host.dump_routes(&RouteFilter { oif: Some(end.index), ..RouteFilter::default() })?;
+    let through =
+        host.dump_routes(&RouteFilter { oif: Some(end.index), ..RouteFilter::default() })?;
     let routes = addresses.iter().map(|routed| host_route(routed, end));
     for route in routes.filter(|route| !through.iter().any(|found| found.dst == route.dst)) {
         let text = format!("route {} dev {name}", route.dst);
         if let Some(present) = find_present_route(host, &route)? {
-            repairs.record_changed(format!("{text}: the host has \"{present}\" through another link"));
+            repairs
+                .record_changed(format!("{text}: the host has \"{present}\" through another link"));
             continue;
         }
         repairs.restore_missing(text, || Ok(host.add_route(&route, RouteAddMode::Exclusive)?));
@@ -400,15 +428,21 @@ fn unique_gateways(addresses: &[RoutedAddress]) -> Vec<IpAddr> {
 }
 
 /// Fails unless the host's end exists, with the gateways' addresses and the routes to the container.
-fn verify_host_end(host: &Netlink, inside: &ContainerNetns<'_>, found: &CheckedLink<'_>) -> Result<()> {
+fn verify_host_end(
+    host: &Netlink,
+    inside: &ContainerNetns<'_>,
+    found: &CheckedLink<'_>,
+) -> Result<()> {
     let CheckedLink { link, prev, index } = found;
-    let (end, entry) = veth::find_listed_host_end(host, inside, prev, link)?
-        .ok_or_else(|| Error::internal(format!("ptp: host end of \"{}\" was not found", link.name)))?;
+    let (end, entry) = veth::find_listed_host_end(host, inside, prev, link)?.ok_or_else(|| {
+        Error::internal(format!("ptp: host end of \"{}\" was not found", link.name))
+    })?;
     verify::require_same_mac(&end, &entry)?;
     verify::require_up(&end, verify::ON_HOST)?;
     verify::require_no_advertisements(&end)?;
     let addrs = host.dump_addresses(end.index)?;
-    let routes = host.dump_routes(&RouteFilter { oif: Some(end.index), ..RouteFilter::default() })?;
+    let routes =
+        host.dump_routes(&RouteFilter { oif: Some(end.index), ..RouteFilter::default() })?;
     for ip in prev.ips_of_interface(*index) {
         let name = &end.name;
         if let Some(gw) = ip.usable_gateway()
@@ -454,6 +488,9 @@ mod tests {
     #[test]
     fn gateways_come_first() {
         let both = [routed("10.0.0.2/24", "10.0.0.1"), routed("2001:db8::2/64", "2001:db8::1")];
-        assert_eq!(destinations(&both), ["10.0.0.1/32", "2001:db8::1/128", "10.0.0.0/24", "2001:db8::/64"]);
+        assert_eq!(
+            destinations(&both),
+            ["10.0.0.1/32", "2001:db8::1/128", "10.0.0.0/24", "2001:db8::/64"]
+        );
     }
 }

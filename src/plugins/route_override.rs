@@ -15,11 +15,13 @@ use serde::{Deserialize, Serialize};
 use crate::attachment::AttachmentId;
 use crate::attachment::backup::{self, BackupFile};
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
-    require_prev_result,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin,
+    Rollback, require_prev_result,
 };
 use crate::iface::{ContainerNetns, ON_LINK, configure, routes, tables, verify};
-use crate::netlink::{KernelRoute, Link, Netlink, NetlinkResult, RT_TABLE_MAIN, RouteAddMode, RouteFilter};
+use crate::netlink::{
+    KernelRoute, Link, Netlink, NetlinkResult, RT_TABLE_MAIN, RouteAddMode, RouteFilter,
+};
 use cni::config::Args;
 use cni::error::{Error, ErrorContext, Result};
 use cni::files;
@@ -83,7 +85,8 @@ impl RouteOverrideConfig {
                 && dst.addr().is_ipv6()
             {
                 let msg = format!("addroutes: the gateway {gw} of {dst} is of another family");
-                return Err(Error::config(msg).with_details("give the IPv6 route a gateway of IPv6, or no \"gw\""));
+                return Err(Error::config(msg)
+                    .with_details("give the IPv6 route a gateway of IPv6, or no \"gw\""));
             }
         }
         Ok(())
@@ -95,11 +98,19 @@ impl Plugin for RouteOverride {
     const ABOUT: &'static str = "deletes and adds routes of the container's interface";
     type Conf = RouteOverrideConfig;
 
-    fn examine(_: &CallContext<'_>, conf: &RouteOverrideConfig, _: &mut ConfigRemarks) -> Result<()> {
+    fn examine(
+        _: &CallContext<'_>,
+        conf: &RouteOverrideConfig,
+        _: &mut ConfigRemarks,
+    ) -> Result<()> {
         conf.require_valid()
     }
 
-    fn add(cx: &CallContext<'_>, conf: &RouteOverrideConfig, req: &AddRequest) -> Result<CniResult> {
+    fn add(
+        cx: &CallContext<'_>,
+        conf: &RouteOverrideConfig,
+        req: &AddRequest,
+    ) -> Result<CniResult> {
         conf.require_valid()?;
         let prev = require_prev_result(req.prev.as_ref(), "Required prevResult missing")?;
         // STATUS does not know whether there will be anything to record.
@@ -113,12 +124,16 @@ impl Plugin for RouteOverride {
             let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
             let file = BackupFile::new(Path::new(DIR), &owner);
             let former = file.read_content()?;
-            let record = OverrideRecord::for_changes(owner, &inside.netlink, former.as_deref(), &changes);
+            let record =
+                OverrideRecord::for_changes(owner, &inside.netlink, former.as_deref(), &changes);
             let mut undo = Rollback::new();
             undo.add_step("restore the record", || {
-                Ok(former.map_or_else(|| file.remove_files(), |content| file.write_content(&content))?)
+                Ok(former
+                    .map_or_else(|| file.remove_files(), |content| file.write_content(&content))?)
             });
-            file.write_content(&serde_json::to_vec(&record).map_err(|e| Error::internal(e.to_string()))?)?;
+            file.write_content(
+                &serde_json::to_vec(&record).map_err(|e| Error::internal(e.to_string()))?,
+            )?;
             undo.add_step("restore the routes", || Ok(changes.undo(&inside.netlink)?));
             changes.apply(&inside, &links[0], &wanted)?;
             undo.commit();
@@ -136,11 +151,17 @@ impl Plugin for RouteOverride {
         let selection = RouteSelection { conf, prev };
         // A route of the result was added later, by this plugin or one behind it.
         let is_back = |found: &&KernelRoute| {
-            is_of_links(found, &links) && selection.selects(found) && !verify::is_listed(found, prev)
+            is_of_links(found, &links)
+                && selection.selects(found)
+                && !verify::is_listed(found, prev)
         };
-        if let Some(found) = inside.netlink.dump_routes(&RouteFilter::default())?.iter().find(is_back) {
-            return Err(Error::internal(format!("route-override: the container has the deleted route \"{found}\""))
-                .with_details(format!("{}ip route del {found}", verify::IN_CONTAINER)));
+        if let Some(found) =
+            inside.netlink.dump_routes(&RouteFilter::default())?.iter().find(is_back)
+        {
+            return Err(Error::internal(format!(
+                "route-override: the container has the deleted route \"{found}\""
+            ))
+            .with_details(format!("{}ip route del {found}", verify::IN_CONTAINER)));
         }
         verify::require_routes(&inside, prev)
     }
@@ -154,7 +175,9 @@ impl Plugin for RouteOverride {
             let changes = OverrideRecord::changes_of(owner, &netlink, &content);
             match changes.map_or(Ok(()), |changes| changes.undo(&netlink)) {
                 Err(error) if error.is_unanswered() => return Err(error.into()),
-                undone => drop(undone.inspect_err(|error| debug!("could not restore the routes: {error}"))),
+                undone => drop(
+                    undone.inspect_err(|error| debug!("could not restore the routes: {error}")),
+                ),
             }
         }
         Ok(file.remove_files()?)
@@ -162,11 +185,17 @@ impl Plugin for RouteOverride {
 
     fn gc(cx: &CallContext<'_>, _: &RouteOverrideConfig, req: &GcRequest) -> Result<()> {
         let (dir, network) = (Path::new(DIR), cx.net.name.as_str());
-        backup::remove_temporaries(dir, network, &AttachmentId::from_attachments(&cx.net.name, &req.valid));
+        backup::remove_temporaries(
+            dir,
+            network,
+            &AttachmentId::from_attachments(&cx.net.name, &req.valid),
+        );
         let mut failures = Failures::new();
         for (path, content) in backup::read_backups(dir)? {
             let record = OverrideRecord::parse(&content).filter(|record| record.network == network);
-            if record.is_some_and(|record| !req.is_valid_attachment(&record.container, &record.ifname)) {
+            if record
+                .is_some_and(|record| !req.is_valid_attachment(&record.container, &record.ifname))
+            {
                 failures.keep_error(files::remove_file(&path).map_err(Error::from));
             }
         }
@@ -182,7 +211,11 @@ impl Plugin for RouteOverride {
 
 /// The container's interfaces that the result lists, the attachment's own first. A result without interfaces, as before
 /// version 0.3.0, yields only the attachment's own.
-fn container_links(inside: &ContainerNetns<'_>, prev: &CniResult, ifname: &InterfaceName) -> Result<Vec<Link>> {
+fn container_links(
+    inside: &ContainerNetns<'_>,
+    prev: &CniResult,
+    ifname: &InterfaceName,
+) -> Result<Vec<Link>> {
     let listed = prev.interfaces.iter().filter(|entry| !entry.sandbox.is_empty());
     let mut names: Vec<&str> = listed.map(|entry| entry.name.as_str()).collect();
     sort_by_key(&mut names, |name| *name != ifname.as_str());
@@ -207,8 +240,11 @@ impl RouteSelection<'_> {
         slot.1 == RT_TABLE_MAIN && self.flushes(route)
             || self.conf.delroutes().iter().any(|del| {
                 let table = del.table.filter(|table| *table != 0);
-                let named =
-                    KernelRoute { table, priority: del.priority.or(route.priority), ..KernelRoute::new(del.dst) };
+                let named = KernelRoute {
+                    table,
+                    priority: del.priority.or(route.priority),
+                    ..KernelRoute::new(del.dst)
+                };
                 route_slot(&named) == slot
             })
     }
@@ -242,7 +278,11 @@ impl RouteSelection<'_> {
         result.routes.clear();
         for (route, of) in kept.chain(wanted.routes.iter().map(|route| (route, wanted))) {
             // A route without a gateway is one through the gateway of an address, if the result has that gateway.
-            let gw = if self.conf.flushes_gateway() { configure::effective_gateway(route, of) } else { route.gw };
+            let gw = if self.conf.flushes_gateway() {
+                configure::effective_gateway(route, of)
+            } else {
+                route.gw
+            };
             let route = ResultRoute { gw, ..route.clone() };
             if !result.routes.contains(&route) {
                 result.routes.push(route);
@@ -250,7 +290,8 @@ impl RouteSelection<'_> {
         }
         for ip in result.ips.iter_mut().filter(|_| self.conf.flushes_gateway()) {
             let v4 = ip.address.addr().is_ipv4();
-            ip.gateway = Some(if v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() });
+            ip.gateway =
+                Some(if v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() });
         }
         result
     }
@@ -266,7 +307,8 @@ fn route_slot(route: &KernelRoute) -> (IpNet, u32, u32) {
 fn is_same_route(found: &KernelRoute, wanted: &KernelRoute) -> bool {
     let hops = |route: &KernelRoute| {
         let single = route.nexthops.is_empty().then_some((route.gw, route.oif));
-        let mut hops: Vec<_> = route.nexthops.iter().map(|hop| (hop.gw, hop.oif)).chain(single).collect();
+        let mut hops: Vec<_> =
+            route.nexthops.iter().map(|hop| (hop.gw, hop.oif)).chain(single).collect();
         sort_by_key(&mut hops, |hop| *hop);
         hops
     };
@@ -300,7 +342,9 @@ impl RouteChanges {
         added.retain(|route| !kept.iter().any(|found| is_same_route(found, route)));
         for route in &added {
             if let Some(found) = kept.iter().find(|found| route_slot(found) == route_slot(route)) {
-                let msg = format!("addroutes: route {route}: the container has \"{found}\" with the same metric");
+                let msg = format!(
+                    "addroutes: route {route}: the container has \"{found}\" with the same metric"
+                );
                 let remedy = "add its \"dst\" to \"delroutes\" if it is of this interface, or give the new route a \
                               \"priority\", its metric";
                 return Err(Error::internal(msg).with_details(remedy));
@@ -325,8 +369,9 @@ impl RouteChanges {
     /// Undoes what was done of the changes: completes all steps that can be done, then reports the first error.
     fn undo(&self, netlink: &Netlink) -> NetlinkResult<()> {
         let present = netlink.dump_routes(&RouteFilter::default())?;
-        let (added, kept): (Vec<_>, Vec<_>) =
-            present.into_iter().partition(|found| self.added.iter().any(|route| is_same_route(found, route)));
+        let (added, kept): (Vec<_>, Vec<_>) = present
+            .into_iter()
+            .partition(|found| self.added.iter().any(|route| is_same_route(found, route)));
         let mut done = Ok(());
         for found in &added {
             done = done.and(netlink.delete_route(found).map(drop));
@@ -359,30 +404,43 @@ impl OverrideRecord {
         former: Option<&[u8]>,
         changes: &RouteChanges,
     ) -> OverrideRecord {
-        let mut all = former.and_then(|content| Self::changes_of(owner, netlink, content)).unwrap_or_default();
+        let mut all = former
+            .and_then(|content| Self::changes_of(owner, netlink, content))
+            .unwrap_or_default();
         for route in &changes.removed {
             // A route that an earlier ADD added is not restored.
-            if !all.removed.contains(route) && !all.added.iter().any(|added| is_same_route(route, added)) {
+            if !all.removed.contains(route)
+                && !all.added.iter().any(|added| is_same_route(route, added))
+            {
                 all.removed.push(route.clone());
             }
         }
         all.added.retain(|route| !changes.added.contains(route));
         all.added.extend_from_slice(&changes.added);
-        let [network, container, ifname] = [owner.network, owner.id, owner.ifname].map(str::to_owned);
+        let [network, container, ifname] =
+            [owner.network, owner.id, owner.ifname].map(str::to_owned);
         OverrideRecord { network, container, ifname, netns: netlink.netns_cookie(), changes: all }
     }
 
     /// `None` for a malformed record, with a warning.
     fn parse(content: &[u8]) -> Option<OverrideRecord> {
-        serde_json::from_slice(content).inspect_err(|error| warn!("a record in {DIR} is ignored: {error}")).ok()
+        serde_json::from_slice(content)
+            .inspect_err(|error| warn!("a record in {DIR} is ignored: {error}"))
+            .ok()
     }
 
     /// The changes in this namespace; `None` if the record is of another attachment, because the names of two
     /// attachments' files can be equal, or of an earlier container with the same id.
-    fn changes_of(owner: AttachmentId<'_>, netlink: &Netlink, content: &[u8]) -> Option<RouteChanges> {
+    fn changes_of(
+        owner: AttachmentId<'_>,
+        netlink: &Netlink,
+        content: &[u8],
+    ) -> Option<RouteChanges> {
         let record = Self::parse(content)?;
-        let is_own = (record.container.as_str(), record.ifname.as_str()) == (owner.id, owner.ifname);
-        let is_other = record.netns.zip(netlink.netns_cookie()).is_some_and(|(then, now)| then != now);
+        let is_own =
+            (record.container.as_str(), record.ifname.as_str()) == (owner.id, owner.ifname);
+        let is_other =
+            record.netns.zip(netlink.netns_cookie()).is_some_and(|(then, now)| then != now);
         (is_own && !is_other).then_some(record.changes)
     }
 }

@@ -72,11 +72,18 @@ impl Plugin for Static {
     type Conf = StaticConfig;
 
     fn keys() -> DecodedKeys {
-        let (ipam, runtime) = (DecodedKeys::of_type::<StaticIpamConfig>(), DecodedKeys::of_type::<RequestedIps>());
-        DecodedKeys::of_type::<StaticConfig>().with_member("ipam", ipam).with_member("runtimeConfig", runtime)
+        let (ipam, runtime) =
+            (DecodedKeys::of_type::<StaticIpamConfig>(), DecodedKeys::of_type::<RequestedIps>());
+        DecodedKeys::of_type::<StaticConfig>()
+            .with_member("ipam", ipam)
+            .with_member("runtimeConfig", runtime)
     }
 
-    fn examine(cx: &CallContext<'_>, conf: &StaticConfig, remarks: &mut ConfigRemarks) -> Result<()> {
+    fn examine(
+        cx: &CallContext<'_>,
+        conf: &StaticConfig,
+        remarks: &mut ConfigRemarks,
+    ) -> Result<()> {
         let StaticPlan { ips, ipam } = StaticPlan::before_add(cx, conf)?;
         remarks.subnets.extend(ips.iter().map(|ip| ip.address));
         remarks.warnings.extend(addressing::gateway_warnings(&cx.net, &ips, &ipam.routes));
@@ -85,7 +92,8 @@ impl Plugin for Static {
     }
 
     fn add(cx: &CallContext<'_>, conf: &StaticConfig, _: &AddRequest) -> Result<CniResult> {
-        let StaticPlan { ips, ipam: StaticIpamConfig { routes, dns, .. } } = StaticPlan::from_config(cx, conf)?;
+        let StaticPlan { ips, ipam: StaticIpamConfig { routes, dns, .. } } =
+            StaticPlan::from_config(cx, conf)?;
         Ok(CniResult { ips, routes, dns, ..CniResult::new() })
     }
 
@@ -126,7 +134,11 @@ impl StaticPlan {
         StaticPlan::build_plan(cx, conf, true)
     }
 
-    fn build_plan(cx: &CallContext<'_>, conf: &StaticConfig, is_asked_before: bool) -> Result<StaticPlan> {
+    fn build_plan(
+        cx: &CallContext<'_>,
+        conf: &StaticConfig,
+        is_asked_before: bool,
+    ) -> Result<StaticPlan> {
         let is_supplied = is_asked_before && cx.net.wants_capability("ips");
         let missing = || Error::config("IPAM config missing 'ipam' key");
         let ipam: StaticIpamConfig = conf.ipam.as_ref().ok_or_else(missing)?.decode()?;
@@ -134,7 +146,8 @@ impl StaticPlan {
         let args = cx.parse_args(&["IP", "GATEWAY"])?;
         let (own, gateways) = (args.parse_value("IP", text)?, args.parse_value("GATEWAY", text)?);
         let gateway = |item: &str| {
-            ip::parse_ip(item.trim()).map_err(|_| Error::config(format!("invalid gateway address: {item}")))
+            ip::parse_ip(item.trim())
+                .map_err(|_| Error::config(format!("invalid gateway address: {item}")))
         };
         let gateways = split_items(gateways.as_deref()).map(gateway).collect::<Result<Vec<_>>>()?;
 
@@ -148,7 +161,10 @@ impl StaticPlan {
         let (mut ips, mut use_gateways) = (Vec::new(), true);
         if let Some(list) = lists.find(|list| !list.is_empty()) {
             let not_cidr = "an entry in the 'ips' field is NOT in CIDR notation";
-            ips = list.iter().map(|item| parse_address(item.trim(), not_cidr)).collect::<Result<_>>()?;
+            ips = list
+                .iter()
+                .map(|item| parse_address(item.trim(), not_cidr))
+                .collect::<Result<_>>()?;
             use_gateways = own.is_none();
         } else {
             for configured in ipam.addresses.iter().filter(|_| !is_supplied) {
@@ -181,7 +197,8 @@ fn split_items(text: Option<&str>) -> impl Iterator<Item = &str> {
 
 /// An address without a gateway.
 fn parse_address(text: &str, expected: &str) -> Result<IpConfig> {
-    let address = ip::parse_cidr(text).map_err(|_| Error::config(format!("{expected}, got: '{text}'")))?;
+    let address =
+        ip::parse_cidr(text).map_err(|_| Error::config(format!("{expected}, got: '{text}'")))?;
     Ok(IpConfig { address, gateway: None, interface: None })
 }
 
@@ -196,8 +213,9 @@ fn refuse_invalid(ips: &[IpConfig]) -> Result<()> {
         }
         if ips[..i].iter().any(|other| other.address.addr() == address.addr()) {
             let msg = format!("address {} is given twice", address.addr());
-            return Err(Error::config(msg)
-                .with_details("remove one: addresses of CNI_ARGS are added to those of \"addresses\""));
+            return Err(Error::config(msg).with_details(
+                "remove one: addresses of CNI_ARGS are added to those of \"addresses\"",
+            ));
         }
     }
     Ok(())
@@ -218,7 +236,8 @@ fn verify_address(wanted: &IpConfig, all: &[IpConfig], req: &CheckRequest) -> Re
     let is_given_up = found.gateway.is_some() && found.usable_gateway().is_none();
     if gateway.is_some() && *gateway != found.gateway && !is_given_up {
         let text = |gateway: &Option<IpAddr>| gateway.map_or("none".to_owned(), |g| g.to_string());
-        let details = format!("the gateway is {}, not {}: {REMEDY}", text(&found.gateway), text(gateway));
+        let details =
+            format!("the gateway is {}, not {}: {REMEDY}", text(&found.gateway), text(gateway));
         let msg = format!("static: Failed to match addr {ip} on interface {ifname}");
         return Err(Error::internal(msg).with_details(details));
     }

@@ -8,7 +8,9 @@
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use crate::framework::{AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback};
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback,
+};
 use crate::iface::child;
 use crate::iface::configure::AddressStyle;
 use crate::iface::tun::{self, TUN};
@@ -66,11 +68,14 @@ impl Plugin for Tap {
         let label = Some(conf.selinux_context.as_str()).filter(|label| !label.is_empty());
         let (owner, group) = (conf.owner, conf.group);
         let (ifname, multi_queue) = (Some(&req.ifname), conf.multi_queue);
-        let wanted = tun::NewTapDevice { ifname, multi_queue, owner, group, label, ..Default::default() };
+        let wanted =
+            tun::NewTapDevice { ifname, multi_queue, owner, group, label, ..Default::default() };
         // Dropped after the rollback, in which a DHCP release needs the device.
         let tap = tun::create_device(netns, wanted)?;
         let mut undo = Rollback::new();
-        undo.add_step(format!("delete \"{}\"", req.ifname), || child::roll_back_link(&inside, &req.ifname));
+        undo.add_step(format!("delete \"{}\"", req.ifname), || {
+            child::roll_back_link(&inside, &req.ifname)
+        });
         let link = inside.require_link(req.ifname.as_str())?;
         let up = !l3 || cx.ipam_needs_link();
         let link = set_attributes(&inside, link, mac, mtu, bridge.as_ref(), up)?;
@@ -97,7 +102,9 @@ impl Plugin for Tap {
         let bridge = find_bridge(&inside, conf)?;
         if bridge.is_some_and(|bridge| found.link.master != Some(bridge.index)) {
             let (name, bridge) = (&found.link.name, &conf.bridge);
-            return Err(Error::internal(format!("\"{name}\" is not a port of bridge \"{bridge}\"")));
+            return Err(Error::internal(format!(
+                "\"{name}\" is not a port of bridge \"{bridge}\""
+            )));
         }
         found.verify_layer3(&inside)
     }
@@ -161,6 +168,9 @@ fn set_attributes(
     } else if mac.is_none() && mtu == 0 && bridge.is_none() {
         return Ok(link);
     }
-    inside.netlink.change_link(link.index, change).context(|| format!("failed to set tap \"{}\"", link.name))?;
+    inside
+        .netlink
+        .change_link(link.index, change)
+        .context(|| format!("failed to set tap \"{}\"", link.name))?;
     Ok(Link { mac: mac.or(link.mac), mtu: if mtu > 0 { mtu } else { link.mtu }, ..link })
 }

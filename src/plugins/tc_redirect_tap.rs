@@ -12,8 +12,8 @@
 use serde::Deserialize;
 
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
-    require_prev_result,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin,
+    Rollback, require_prev_result,
 };
 use crate::iface::tun::{self, NewTapDevice, TUN, TapDevice};
 use crate::iface::{ContainerNetns, child, redirect, verify, veth};
@@ -55,11 +55,13 @@ impl TapArgs {
         for pair in text.split(';').filter(|pair| !pair.is_empty()) {
             let invalid = || Error::internal(format!("ARGS: invalid pair \"{pair}\""));
             let (key, value) = pair.split_once('=').ok_or_else(invalid)?;
-            let id = || value.parse().map(Some).map_err(|_| invalid().with_details("an id is a number"));
+            let id =
+                || value.parse().map(Some).map_err(|_| invalid().with_details("an id is a number"));
             match key {
                 "TC_REDIRECT_TAP_NAME" if value.is_empty() => args.name = None,
                 "TC_REDIRECT_TAP_NAME" => {
-                    let name = InterfaceName::parse(value).map_err(|e| e.with_code(ErrorCode::INTERNAL));
+                    let name =
+                        InterfaceName::parse(value).map_err(|e| e.with_code(ErrorCode::INTERNAL));
                     args.name = Some(name.context(|| format!("ARGS: invalid pair \"{pair}\""))?);
                 }
                 "TC_REDIRECT_TAP_UID" => args.owner = id()?,
@@ -76,14 +78,21 @@ impl TapArgs {
     /// Creates the device, which vanishes unless it is made persistent.
     fn create_device(&self, conf: &TcRedirectTapConfig, netns: &Netns) -> Result<TapDevice> {
         let &TapArgs { owner, group, .. } = self;
-        let (ifname, multi_queue, vnet_hdr) = (self.name.as_ref(), conf.multi_queue, conf.vnet_hdr.unwrap_or(true));
-        tun::create_device(netns, NewTapDevice { ifname, multi_queue, vnet_hdr, owner, group, label: None })
+        let (ifname, multi_queue, vnet_hdr) =
+            (self.name.as_ref(), conf.multi_queue, conf.vnet_hdr.unwrap_or(true));
+        tun::create_device(
+            netns,
+            NewTapDevice { ifname, multi_queue, vnet_hdr, owner, group, label: None },
+        )
     }
 
     /// Fails unless the device is as [`TapArgs::create_device`] creates it.
     fn verify_device(&self, conf: &TcRedirectTapConfig, tap: &Link) -> Result<()> {
         if let Some(name) = self.name.as_ref().filter(|name| name.as_str() != tap.name) {
-            return Err(Error::internal(format!("the tap device is \"{}\", not \"{name}\"", tap.name)));
+            return Err(Error::internal(format!(
+                "the tap device is \"{}\", not \"{name}\"",
+                tap.name
+            )));
         }
         tun::verify_device(tap, self.owner, self.group, conf.multi_queue)
     }
@@ -98,7 +107,11 @@ impl Plugin for TcRedirectTap {
         TapArgs::parse(cx.raw_args()).map(drop)
     }
 
-    fn add(cx: &CallContext<'_>, conf: &TcRedirectTapConfig, req: &AddRequest) -> Result<CniResult> {
+    fn add(
+        cx: &CallContext<'_>,
+        conf: &TcRedirectTapConfig,
+        req: &AddRequest,
+    ) -> Result<CniResult> {
         let args = TapArgs::parse(cx.raw_args())?;
         let prev = require_prev_result(req.prev.as_ref(), "must be called as a chained plugin")?;
         let netns = req.sandbox.open_netns()?;
@@ -120,7 +133,9 @@ impl Plugin for TcRedirectTap {
         };
         let mut undo = Rollback::new();
         let change = LinkChange::new().set_alias(&owner.object_label()).set_mtu(link.mtu).set_up();
-        netlink.change_link(tap.index, change).context(|| format!("failed to set tap \"{}\"", tap.name))?;
+        netlink
+            .change_link(tap.index, change)
+            .context(|| format!("failed to set tap \"{}\"", tap.name))?;
         if device.is_some() || !redirect::find_targets(netlink, &tap)?.contains(&link.index) {
             redirect::add(netlink, &tap, &link)?;
         }
@@ -149,18 +164,27 @@ impl Plugin for TcRedirectTap {
             Error::internal(msg).with_details("the runtime must send the result of the whole list")
         })?;
         // The interface of the machine is named as its device.
-        let is_device = |entry: &&ResultInterface| entry.name == machine.name && entry.sandbox == req.sandbox.path;
+        let is_device = |entry: &&ResultInterface| {
+            entry.name == machine.name && entry.sandbox == req.sandbox.path
+        };
         let device = prev.interfaces.iter().find(is_device).ok_or_else(|| {
-            Error::internal(format!("prevResult has no tap device \"{}\" in {}", machine.name, req.sandbox.path))
+            Error::internal(format!(
+                "prevResult has no tap device \"{}\" in {}",
+                machine.name, req.sandbox.path
+            ))
         })?;
         let tap = verify::find_container_link(&inside, device, TUN)?;
         args.verify_device(conf, &tap)?;
         verify::require_up(&tap, verify::IN_CONTAINER)?;
-        verify::require_same_mac(&link, &ResultInterface { name: link.name.clone(), ..machine.clone() })?;
+        verify::require_same_mac(
+            &link,
+            &ResultInterface { name: link.name.clone(), ..machine.clone() },
+        )?;
         child::verify_mtu(&tap, link.mtu)?;
         for (from, to) in [(&tap, &link), (&link, &tap)] {
             if !redirect::find_targets(&inside.netlink, from)?.contains(&to.index) {
-                let msg = format!("ingress of \"{}\" is not redirected to \"{}\"", from.name, to.name);
+                let msg =
+                    format!("ingress of \"{}\" is not redirected to \"{}\"", from.name, to.name);
                 return Err(Error::internal(msg).with_details("attach the container again"));
             }
         }
@@ -184,7 +208,8 @@ impl Plugin for TcRedirectTap {
         };
         let mut taps = netlink.dump_links()?;
         taps.retain(|link| {
-            link.kind.as_deref() == Some(TUN) && (owner.owns_comment(Some(&link.alias)) || is_listed(link))
+            link.kind.as_deref() == Some(TUN)
+                && (owner.owns_comment(Some(&link.alias)) || is_listed(link))
         });
         if let Some(link) = &link {
             let indexes: Vec<u32> = taps.iter().map(|tap| tap.index).collect();
@@ -210,13 +235,21 @@ impl Plugin for TcRedirectTap {
 
 /// The device of an earlier ADD of the attachment, to which the interface is redirected. Fails if the interface is
 /// redirected to another link.
-fn find_redirected_tap(netlink: &Netlink, link: &Link, owner: &AttachmentId<'_>) -> Result<Option<Link>> {
+fn find_redirected_tap(
+    netlink: &Netlink,
+    link: &Link,
+    owner: &AttachmentId<'_>,
+) -> Result<Option<Link>> {
     let mut own = None;
     for index in redirect::find_targets(netlink, link)? {
-        let Some(target) = (if index == 0 { None } else { netlink.find_link_by_index(index)? }) else { continue };
+        let Some(target) = (if index == 0 { None } else { netlink.find_link_by_index(index)? })
+        else {
+            continue;
+        };
         if target.kind.as_deref() != Some(TUN) || !owner.owns_comment(Some(&target.alias)) {
             let msg = format!("\"{}\" is redirected to \"{}\" already", link.name, target.name);
-            return Err(Error::internal(msg).with_details("an interface can be redirected to one tap device only"));
+            return Err(Error::internal(msg)
+                .with_details("an interface can be redirected to one tap device only"));
         }
         own = Some(target);
     }
@@ -224,16 +257,31 @@ fn find_redirected_tap(netlink: &Netlink, link: &Link, owner: &AttachmentId<'_>)
 }
 
 /// Adds the tap device and the machine's interface with its addresses.
-fn add_machine(result: &mut CniResult, req: &AddRequest, link: &Link, tap: &Link, all_addresses: bool) {
-    let index = result.interfaces.iter().position(|entry| entry.name == link.name && !entry.sandbox.is_empty());
-    let mut ips: Vec<IpConfig> = index.into_iter().flat_map(|i| result.ips_of_interface(i)).cloned().collect();
+fn add_machine(
+    result: &mut CniResult,
+    req: &AddRequest,
+    link: &Link,
+    tap: &Link,
+    all_addresses: bool,
+) {
+    let index = result
+        .interfaces
+        .iter()
+        .position(|entry| entry.name == link.name && !entry.sandbox.is_empty());
+    let mut ips: Vec<IpConfig> =
+        index.into_iter().flat_map(|i| result.ips_of_interface(i)).cloned().collect();
     if !all_addresses {
         let v4 = ips.iter().position(|ip| ip.address.addr().is_ipv4());
         ips = ips.into_iter().skip(v4.unwrap_or_default()).take(1).collect();
     }
-    result.interfaces.push(ResultInterface { mtu: link.mtu, ..veth::interface_entry(tap, &req.sandbox.path) });
+    result
+        .interfaces
+        .push(ResultInterface { mtu: link.mtu, ..veth::interface_entry(tap, &req.sandbox.path) });
     let machine = i64::try_from(result.interfaces.len()).ok();
-    result.interfaces.push(ResultInterface { name: tap.name.clone(), ..veth::interface_entry(link, req.id.as_str()) });
+    result.interfaces.push(ResultInterface {
+        name: tap.name.clone(),
+        ..veth::interface_entry(link, req.id.as_str())
+    });
     result.ips.extend(ips.into_iter().map(|ip| IpConfig { interface: machine, ..ip }));
 }
 
@@ -261,11 +309,18 @@ mod tests {
         for text in ["", "IgnoreUnknown=1", "A=b=c;K8S_POD_NAME=x", "TC_REDIRECT_TAP_NAME=", ";"] {
             assert_eq!(TapArgs::parse(text).unwrap(), root, "{text}");
         }
-        let args = TapArgs::parse("TC_REDIRECT_TAP_NAME=vm0;TC_REDIRECT_TAP_UID=123;TC_REDIRECT_TAP_GID=45").unwrap();
+        let args = TapArgs::parse(
+            "TC_REDIRECT_TAP_NAME=vm0;TC_REDIRECT_TAP_UID=123;TC_REDIRECT_TAP_GID=45",
+        )
+        .unwrap();
         let name = InterfaceName::parse("vm0").ok();
         assert_eq!(args, TapArgs { name, owner: Some(123), group: Some(45) });
         let args = TapArgs::parse("TC_REDIRECT_TAP_UID=123").unwrap();
-        assert_eq!((args.owner, args.group), (Some(123), None), "a group of root would lock the user out");
+        assert_eq!(
+            (args.owner, args.group),
+            (Some(123), None),
+            "a group of root would lock the user out"
+        );
     }
 
     #[test]
@@ -278,7 +333,10 @@ mod tests {
             ("TC_REDIRECT_TAP_NAME", "TC_REDIRECT_TAP_NAME"),
         ] {
             let error = TapArgs::parse(text).unwrap_err();
-            assert!(error.message().starts_with(&format!("ARGS: invalid pair \"{pair}\"")), "{error}");
+            assert!(
+                error.message().starts_with(&format!("ARGS: invalid pair \"{pair}\"")),
+                "{error}"
+            );
         }
     }
 }

@@ -8,7 +8,9 @@
 
 use serde::Deserialize;
 
-use crate::framework::{AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin};
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin,
+};
 use crate::iface::ContainerNetns;
 use crate::iface::child::{self, MasterConfig, NewChildLink};
 use crate::iface::mtu::MtuConfig;
@@ -49,7 +51,8 @@ impl Plugin for Vlan {
     fn add(cx: &CallContext<'_>, conf: &VlanConfig, req: &AddRequest) -> Result<CniResult> {
         // Fails before anything is created.
         cx.ipam_plugin()?;
-        let (inside, host) = (ContainerNetns::open_in(req.sandbox.open_netns()?)?, cx.host_netlink()?);
+        let (inside, host) =
+            (ContainerNetns::open_in(req.sandbox.open_netns()?)?, cx.host_netlink()?);
         let place = conf.master_config().master_netlink(host, &inside);
         let (master, mtu) = conf.find_usable_master(place, host)?;
         let id = conf.parse_vlan_id()?;
@@ -73,7 +76,12 @@ impl Plugin for Vlan {
         found.verify_layer3(&inside)
     }
 
-    fn repair(_: &CallContext<'_>, _: &VlanConfig, req: &CheckRequest, repairs: &mut RepairFindings) -> Result<()> {
+    fn repair(
+        _: &CallContext<'_>,
+        _: &VlanConfig,
+        req: &CheckRequest,
+        repairs: &mut RepairFindings,
+    ) -> Result<()> {
         req.restore_routes(KIND, repairs)
     }
 
@@ -113,14 +121,17 @@ impl VlanConfig {
             Error::config("\"vlanId\" field is required")
                 .with_details("0 is the VLAN of frames that have a priority but no number")
         })?;
-        u16::try_from(id)
-            .ok()
-            .filter(|id| *id <= 4094)
-            .ok_or_else(|| Error::config(format!("invalid VLAN ID {id} (must be between 0 and 4094 inclusive)")))
+        u16::try_from(id).ok().filter(|id| *id <= 4094).ok_or_else(|| {
+            Error::config(format!("invalid VLAN ID {id} (must be between 0 and 4094 inclusive)"))
+        })
     }
 
     fn master_config(&self) -> MasterConfig<'_> {
-        MasterConfig { name: &self.master, in_container: self.link_in_container, mtu: MtuConfig::Bytes(self.mtu) }
+        MasterConfig {
+            name: &self.master,
+            in_container: self.link_in_container,
+            mtu: MtuConfig::Bytes(self.mtu),
+        }
     }
 
     /// The master, which has to be up before the VLAN can be set up, and the MTU of the VLAN.
@@ -148,7 +159,8 @@ mod tests {
         assert_eq!(id(Some(0)).unwrap(), 0);
         assert_eq!(id(Some(4094)).unwrap(), 4094);
         for wrong in [-1, 4095, 65536, i64::MAX] {
-            let expected = format!("invalid VLAN ID {wrong} (must be between 0 and 4094 inclusive)");
+            let expected =
+                format!("invalid VLAN ID {wrong} (must be between 0 and 4094 inclusive)");
             assert_eq!(id(Some(wrong)).unwrap_err().message(), expected);
         }
         assert_eq!(id(None).unwrap_err().message(), "\"vlanId\" field is required");

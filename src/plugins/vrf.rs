@@ -15,14 +15,14 @@ use serde::Deserialize;
 
 use crate::files::lock::FileLock;
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
-    require_prev_result,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin,
+    Rollback, require_prev_result,
 };
 use crate::iface::tables::{self, RoutingTables};
 use crate::iface::{ContainerNetns, child, configure, verify};
 use crate::netlink::{
-    DuplicateDetection, KernelRoute, Link, LinkAddress, LinkChange, LinkKind, Netlink, NewLink, NewLinkAddress,
-    RT_TABLE_MAIN, RouteAddMode, RouteFilter,
+    DuplicateDetection, KernelRoute, Link, LinkAddress, LinkChange, LinkKind, Netlink, NewLink,
+    NewLinkAddress, RT_TABLE_MAIN, RouteAddMode, RouteFilter,
 };
 use cni::error::{Error, ErrorCode, ErrorContext, Result};
 use cni::{CniResult, InterfaceName, SpecVersion};
@@ -57,8 +57,9 @@ impl VrfConfig {
         if self.vrfname.is_empty() {
             return Err(Error::config("configuration is expected to have a valid vrf name"));
         }
-        InterfaceName::parse(&self.vrfname)
-            .map_err(|e| e.context(format!("vrfname \"{}\"", self.vrfname)).with_code(ErrorCode::INVALID_CONFIG))?;
+        InterfaceName::parse(&self.vrfname).map_err(|e| {
+            e.context(format!("vrfname \"{}\"", self.vrfname)).with_code(ErrorCode::INVALID_CONFIG)
+        })?;
         Ok(&self.vrfname)
     }
 }
@@ -75,7 +76,8 @@ impl Plugin for Vrf {
 
     fn add(_: &CallContext<'_>, conf: &VrfConfig, req: &AddRequest) -> Result<CniResult> {
         let name = conf.vrf_name()?;
-        let prev = require_prev_result(req.prev.as_ref(), "missing prevResult from earlier plugin")?;
+        let prev =
+            require_prev_result(req.prev.as_ref(), "missing prevResult from earlier plugin")?;
         let netns = req.sandbox.open_netns()?;
         let inside = ContainerNetns::open_in(netns)?;
         let netlink = &inside.netlink;
@@ -106,7 +108,9 @@ impl Plugin for Vrf {
         if link.master.is_none() {
             let state = VolatileState::from_link(netlink, &link)?;
             let (member, former) = (link.clone(), state.clone());
-            undo.add_step(format!("leave the VRF {name}"), move || leave_vrf(netlink, &member, &former));
+            undo.add_step(format!("leave the VRF {name}"), move || {
+                leave_vrf(netlink, &member, &former)
+            });
             join_vrf(netlink, &link, vrf, state)?;
         }
         undo.commit();
@@ -115,11 +119,12 @@ impl Plugin for Vrf {
 
     fn check(_: &CallContext<'_>, conf: &VrfConfig, req: &CheckRequest) -> Result<()> {
         let name = conf.vrf_name()?;
-        let prev = require_prev_result(req.prev.as_ref(), "missing prevResult from earlier plugin")?;
+        let prev =
+            require_prev_result(req.prev.as_ref(), "missing prevResult from earlier plugin")?;
         let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
         let netlink = &inside.netlink;
-        let vrf =
-            find_vrf(netlink, name)?.ok_or_else(|| Error::internal(format!("vrf: there is no VRF \"{name}\"")))?;
+        let vrf = find_vrf(netlink, name)?
+            .ok_or_else(|| Error::internal(format!("vrf: there is no VRF \"{name}\"")))?;
         vrf.require_table(conf)?;
         verify::require_up(&vrf.link, verify::IN_CONTAINER)?;
         let link = find_interface(netlink, &req.ifname)?;
@@ -151,7 +156,8 @@ impl Plugin for Vrf {
         // Whether this or an earlier DEL may have removed the last interface of the VRF.
         let mut left = link.is_none();
         if let Some(link) = link.filter(|link| link.master == Some(vrf.link.index)) {
-            let state = VolatileState::from_link(netlink, &link)?.move_routes(vrf.table, RT_TABLE_MAIN);
+            let state =
+                VolatileState::from_link(netlink, &link)?.move_routes(vrf.table, RT_TABLE_MAIN);
             failures.keep_error(leave_vrf(netlink, &link, &state));
             left = true;
         }
@@ -195,7 +201,9 @@ impl RoutingDomain {
 }
 
 fn find_interface(netlink: &Netlink, ifname: &InterfaceName) -> Result<Link> {
-    netlink.find_link(ifname.as_str())?.ok_or_else(|| Error::internal(format!("could not get link by name {ifname}")))
+    netlink
+        .find_link(ifname.as_str())?
+        .ok_or_else(|| Error::internal(format!("could not get link by name {ifname}")))
 }
 
 fn other_master_error(netlink: &Netlink, link: &Link, master: u32) -> Error {
@@ -216,7 +224,11 @@ fn find_vrf(netlink: &Netlink, name: &str) -> Result<Option<RoutingDomain>> {
 
 /// The VRF that DEL removes the interface from: the VRF that has the interface, else the VRF of the configuration,
 /// which may have been changed since ADD.
-fn find_vrf_to_leave(netlink: &Netlink, conf: &VrfConfig, link: Option<&Link>) -> Result<Option<RoutingDomain>> {
+fn find_vrf_to_leave(
+    netlink: &Netlink,
+    conf: &VrfConfig,
+    link: Option<&Link>,
+) -> Result<Option<RoutingDomain>> {
     let master = link.and_then(|link| link.master).map(|index| netlink.find_link_by_index(index));
     if let Some(link) = master.transpose()?.flatten()
         && let Some(table) = link.vrf_table
@@ -259,7 +271,12 @@ fn set_alias(netlink: &Netlink, vrf: &Link, text: &str) -> Result<()> {
 }
 
 /// Moves the interface into the VRF, and restores in the VRF's table the addresses and routes that the kernel drops.
-fn join_vrf(netlink: &Netlink, link: &Link, vrf: &RoutingDomain, state: VolatileState) -> Result<()> {
+fn join_vrf(
+    netlink: &Netlink,
+    link: &Link,
+    vrf: &RoutingDomain,
+    state: VolatileState,
+) -> Result<()> {
     let RoutingDomain { link: master, table } = vrf;
     netlink
         .change_link(link.index, LinkChange::new().set_master(master.index))
@@ -274,7 +291,10 @@ fn leave_vrf(netlink: &Netlink, link: &Link, state: &VolatileState) -> Result<()
         .change_link(link.index, LinkChange::new().clear_master())
         .context(|| format!("take {} out of its VRF", link.name))?;
     if let Err(error) = state.restore_on_link(netlink, link, RT_TABLE_MAIN, RT_TABLE_LOCAL) {
-        debug!("could not restore the addresses and routes of {} outside the VRF: {error}", link.name);
+        debug!(
+            "could not restore the addresses and routes of {} outside the VRF: {error}",
+            link.name
+        );
     }
     Ok(())
 }
@@ -309,7 +329,9 @@ impl VolatileState {
         let mut addrs = global_ipv6_addresses(netlink, link)?;
         addrs.retain(|addr| addr.flags & TEMPORARY == 0);
         let mut routes = tables::routes_of_link(netlink, link, None)?;
-        routes.retain(|route| route.protocol != Some(BY_KERNEL) && route.table != Some(RT_TABLE_LOCAL));
+        routes.retain(|route| {
+            route.protocol != Some(BY_KERNEL) && route.table != Some(RT_TABLE_LOCAL)
+        });
         Ok(VolatileState { addrs, routes })
     }
 
@@ -329,17 +351,22 @@ impl VolatileState {
         for addr in self.addrs.iter().rev() {
             if !present.iter().any(|other| other.net == addr.net) {
                 // No other link can have taken the address in the meantime.
-                let again = NewLinkAddress { dad: DuplicateDetection::Off, ..configure::request_to_restore(addr) };
-                netlink
-                    .add_address(link.index, &again)
-                    .context(|| format!("could not restore address {} to {}", addr.net, link.name))?;
+                let again = NewLinkAddress {
+                    dad: DuplicateDetection::Off,
+                    ..configure::request_to_restore(addr)
+                };
+                netlink.add_address(link.index, &again).context(|| {
+                    format!("could not restore address {} to {}", addr.net, link.name)
+                })?;
             }
         }
         if link.up {
             self.wait_for_routes(netlink, main, local)?;
         }
         for route in &self.routes {
-            netlink.add_route(route, RouteAddMode::Replace).context(|| format!("could not add route '{route}'"))?;
+            netlink
+                .add_route(route, RouteAddMode::Replace)
+                .context(|| format!("could not add route '{route}'"))?;
         }
         Ok(())
     }
@@ -381,7 +408,9 @@ mod tests {
 
     #[test]
     fn invalid_vrf_names_are_refused() {
-        let name = |text: &str| VrfConfig { vrfname: text.to_owned(), table: 0 }.vrf_name().map(str::to_owned);
+        let name = |text: &str| {
+            VrfConfig { vrfname: text.to_owned(), table: 0 }.vrf_name().map(str::to_owned)
+        };
         assert_eq!(name("blue"), Ok("blue".to_owned()));
         let msg = "configuration is expected to have a valid vrf name";
         assert_eq!(name("").unwrap_err(), Error::config(msg));
@@ -392,9 +421,13 @@ mod tests {
     fn routes_of_the_interface_are_searched_in_the_vrf() {
         let mut prev = CniResult::new();
         for table in [None, Some(0), Some(254), Some(7)] {
-            prev.routes.push(ResultRoute { table, ..ResultRoute::for_destination("10.1.0.0/16".parse().unwrap()) });
+            prev.routes.push(ResultRoute {
+                table,
+                ..ResultRoute::for_destination("10.1.0.0/16".parse().unwrap())
+            });
         }
-        let tables: Vec<_> = result_in_table(&prev, 5).routes.iter().map(|route| route.table).collect();
+        let tables: Vec<_> =
+            result_in_table(&prev, 5).routes.iter().map(|route| route.table).collect();
         assert_eq!(tables, [Some(5), Some(5), Some(5), Some(7)]);
     }
 }

@@ -104,7 +104,10 @@ struct CnitoolOptions {
 
 impl CnitoolOptions {
     /// Surplus arguments are ignored, as in the reference: `gc` and `status` accept a namespace.
-    fn from_command_line(line: CommandLine, env: impl Fn(&str) -> Option<String>) -> Result<CnitoolOptions> {
+    fn from_command_line(
+        line: CommandLine,
+        env: impl Fn(&str) -> Option<String>,
+    ) -> Result<CnitoolOptions> {
         require_arguments(&line.words)?;
         // An empty variable counts as unset.
         let env = |name: &str| env(name).filter(|value| !value.is_empty());
@@ -203,14 +206,18 @@ fn attachment_params(options: &CnitoolOptions) -> Result<AttachmentParams> {
     let netns = absolute_path(&options.line.words[2])?;
     let given = options.line.last_value("--container-id").map(str::to_owned);
     let container_id = given.unwrap_or_else(|| derive_container_id(&netns));
-    Ok(AttachmentParams { args, capability_args, ..AttachmentParams::new(&container_id, &netns, &options.ifname) })
+    Ok(AttachmentParams {
+        args,
+        capability_args,
+        ..AttachmentParams::new(&container_id, &netns, &options.ifname)
+    })
 }
 
 fn parse_capability_args(text: &str) -> Result<Vec<(String, Json)>> {
     let refuse = |error: Error| {
-        error
-            .context("capability arguments")
-            .with_details("capability arguments are an object, for instance {\"mac\": \"02:00:00:00:00:01\"}")
+        error.context("capability arguments").with_details(
+            "capability arguments are an object, for instance {\"mac\": \"02:00:00:00:00:01\"}",
+        )
     };
     if text.is_empty() {
         return Ok(Vec::new());
@@ -229,7 +236,9 @@ fn parse_cni_args(text: &str) -> Result<Vec<(String, String)>> {
     }
     text.split(';')
         .map(|piece| match piece.split_once('=') {
-            Some((k, v)) if !k.is_empty() && !v.is_empty() && !v.contains('=') => Ok((k.to_owned(), v.to_owned())),
+            Some((k, v)) if !k.is_empty() && !v.is_empty() && !v.contains('=') => {
+                Ok((k.to_owned(), v.to_owned()))
+            }
             _ => Err(Error::internal(format!("invalid CNI_ARGS pair \"{piece}\""))
                 .with_details("write it as KEY=VALUE;KEY=VALUE")),
         })
@@ -245,8 +254,11 @@ fn kept_attachments(options: &CnitoolOptions) -> Result<Option<Vec<ValidAttachme
     line.all_values("--keep")
         .map(|kept| {
             let (owner, ifname) = str::rsplit_once(kept, ':').unwrap_or((kept, &options.ifname));
-            let container_id =
-                if owner.contains('/') { derive_container_id(&absolute_path(owner)?) } else { owner.to_owned() };
+            let container_id = if owner.contains('/') {
+                derive_container_id(&absolute_path(owner)?)
+            } else {
+                owner.to_owned()
+            };
             Ok(ValidAttachment { container_id, ifname: ifname.to_owned() })
         })
         .collect::<Result<_>>()
@@ -256,7 +268,8 @@ fn kept_attachments(options: &CnitoolOptions) -> Result<Option<Vec<ValidAttachme
 /// The absolute path, without `.`, `..` and superfluous slashes. Links are not resolved: the text
 /// identifies the namespace.
 fn absolute_path(path: &str) -> Result<String> {
-    let path = std::path::absolute(Path::new(path)).map_err(|cause| Error::io("find the working directory", &cause))?;
+    let path = std::path::absolute(Path::new(path))
+        .map_err(|cause| Error::io("find the working directory", &cause))?;
     let mut clean = PathBuf::new();
     for component in path.components() {
         match component {

@@ -20,7 +20,8 @@ use cni::NetworkName;
 use cni::error::Result;
 use cni::exec::split_path;
 use cni::runtime::{
-    CachedAttachment, DEFAULT_CACHE_DIR, EXTENSIONS, NetworkList, OnDelError, PluginConfig, Runtime, find_config_files,
+    CachedAttachment, DEFAULT_CACHE_DIR, EXTENSIONS, NetworkList, OnDelError, PluginConfig,
+    Runtime, find_config_files,
 };
 use cni::sort::sort_items;
 
@@ -114,16 +115,23 @@ impl LeaseDirectory {
 impl ToolDirectories {
     /// Reads the options that tools have in common.
     pub(super) fn from_command_line(line: &CommandLine) -> ToolDirectories {
-        let directory =
-            |flag: CommandOption, default: &str| PathBuf::from(line.last_value(flag.flag).unwrap_or(default));
+        let directory = |flag: CommandOption, default: &str| {
+            PathBuf::from(line.last_value(flag.flag).unwrap_or(default))
+        };
         ToolDirectories {
             conf: directory(CONF, CONF_DIR),
             cache: directory(CACHE, DEFAULT_CACHE_DIR),
-            leases: [DATA_DIR].into_iter().chain(line.all_values(LEASES.flag)).map(real_path).collect(),
+            leases: [DATA_DIR]
+                .into_iter()
+                .chain(line.all_values(LEASES.flag))
+                .map(real_path)
+                .collect(),
             cni_path: plugin_path(line.last_value(PLUGIN_PATH.flag)),
             given: [CONF, PLUGIN_PATH, CACHE, LEASES]
                 .iter()
-                .flat_map(|option| line.all_values(option.flag).map(|value| format!(" {} {value}", option.flag)))
+                .flat_map(|option| {
+                    line.all_values(option.flag).map(|value| format!(" {} {value}", option.flag))
+                })
                 .collect(),
         }
     }
@@ -148,7 +156,10 @@ impl ToolDirectories {
         files.iter().filter_map(|file| NetworkList::from_any_file(file).ok()).collect()
     }
 
-    pub(super) fn cached_attachments(&self, runtime: &Runtime) -> Result<Vec<(CachedAttachment, ContainerState)>> {
+    pub(super) fn cached_attachments(
+        &self,
+        runtime: &Runtime,
+    ) -> Result<Vec<(CachedAttachment, ContainerState)>> {
         let cached = runtime.cached_attachments("")?;
         let lives = container_states(&cached, |cached| self.find_data_dir(cached));
         Ok(cached.into_iter().zip(lives).collect())
@@ -163,7 +174,10 @@ impl ToolDirectories {
     }
 
     /// The leases of `network`, or of all networks, by network.
-    pub(super) fn find_lease_directories(&self, network: Option<&str>) -> Result<Vec<LeaseDirectory>> {
+    pub(super) fn find_lease_directories(
+        &self,
+        network: Option<&str>,
+    ) -> Result<Vec<LeaseDirectory>> {
         let mut stores = Vec::new();
         for dir in &self.leases {
             let of_dir = leases::list_networks(dir)?.into_iter();
@@ -173,20 +187,26 @@ impl ToolDirectories {
         let runtime = Runtime { cache_dir: self.cache.clone(), ..Runtime::new(Vec::new()) };
         let cached = runtime.cached_attachments("")?;
         let cached = cached.iter().filter_map(CachedAttachment::network_list);
-        let mut cached: Vec<LeaseDirectory> = cached.flat_map(|list| named_lease_directories(&list)).collect();
+        let mut cached: Vec<LeaseDirectory> =
+            cached.flat_map(|list| named_lease_directories(&list)).collect();
         // The author of a configuration may be a tenant, and whoever writes leases decides what is removed with them.
-        let is_of_node = |store: &LeaseDirectory| STATE.iter().any(|dir| store.data_dir.starts_with(dir));
+        let is_of_node =
+            |store: &LeaseDirectory| STATE.iter().any(|dir| store.data_dir.starts_with(dir));
         stores.extend(cached.extract_if(.., |store| is_of_node(store)));
         let distinct = |stores: &mut Vec<LeaseDirectory>| {
             stores.retain(|store| network.is_none_or(|network| network == store.network));
             sort_items(stores);
             // A bind mount gives a directory a second name.
             let mut seen = HashSet::new();
-            stores.retain(|store| store.device_and_inode().is_none_or(|directory| seen.insert(directory)));
+            stores.retain(|store| {
+                store.device_and_inode().is_none_or(|directory| seen.insert(directory))
+            });
         };
         distinct(&mut stores);
         distinct(&mut cached);
-        for LeaseDirectory { network, data_dir } in cached.iter().filter(|store| !stores.contains(store)) {
+        for LeaseDirectory { network, data_dir } in
+            cached.iter().filter(|store| !stores.contains(store))
+        {
             let dir = data_dir.display();
             warn!(
                 "network {network}: its leases in {dir} are left out, because no configuration of this node names \
@@ -236,5 +256,7 @@ pub(super) fn named_lease_directories(list: &NetworkList) -> Vec<LeaseDirectory>
     let network = &list.name;
     let named = data_dirs(list).into_iter().filter(|dir| dir.is_absolute());
     let stores = named.filter(|dir| has_leases(dir, network));
-    stores.map(|dir| LeaseDirectory { network: network.clone(), data_dir: real_path(dir) }).collect()
+    stores
+        .map(|dir| LeaseDirectory { network: network.clone(), data_dir: real_path(dir) })
+        .collect()
 }

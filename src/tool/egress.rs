@@ -165,11 +165,19 @@ fn print_ports(line: &CommandLine) -> Result<ExitCode> {
         let first = port.flows.first().cloned().unwrap_or_default();
         let cells = [&port.network, &port.container, &port.interface, &port.port].map(Clone::clone);
         let [network, container, interface, end] = cells;
-        lines.push([network, container, interface, end, refused.to_string(), port.refused_bytes.to_string(), first]);
+        lines.push([
+            network,
+            container,
+            interface,
+            end,
+            refused.to_string(),
+            port.refused_bytes.to_string(),
+            first,
+        ]);
         let more = port.flows.iter().skip(1);
-        lines.extend(
-            more.map(|flow| std::array::from_fn(|column| if column == 6 { flow.clone() } else { String::new() })),
-        );
+        lines.extend(more.map(|flow| {
+            std::array::from_fn(|column| if column == 6 { flow.clone() } else { String::new() })
+        }));
     }
     let heading = ["NETWORK", "CONTAINER", "INTERFACE", "PORT", "REFUSED", "BYTES", "FLOW"];
     print_text(&format_table(heading, lines))
@@ -186,8 +194,10 @@ fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
     };
     let report = ports.pop().ok_or_else(without_policy)?;
     if !ports.is_empty() {
-        return Err(Error::config(format!("container \"{id}\" has several interfaces with a policy"))
-            .with_details("add --interface, or --network"));
+        return Err(Error::config(format!(
+            "container \"{id}\" has several interfaces with a policy"
+        ))
+        .with_details("add --interface, or --network"));
     }
     let policy = source::read_policy(Path::new(&line.words[0]))?;
     let owner = report.stored.attachment_id();
@@ -202,13 +212,16 @@ fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
     let end = host.require_link(&port.end)?;
     let place = guard::find_place(&host, &end)?;
     place.program.as_ref().ok_or_else(|| {
-        Error::internal(format!("port \"{}\" is not guarded", port.end)).with_details("cnibox repair")
+        Error::internal(format!("port \"{}\" is not guarded", port.end))
+            .with_details("cnibox repair")
     })?;
     let mut undo = Rollback::new();
     undo.add_step("restore the policy", || egress::restore_port(&filter, owner, &stored, &port));
     egress::RECORDS.add_part(owner, &port);
     egress::require_recorded(owner, &port)?;
-    undo.add_step("restore the filter", || guard::restore_filter(&host, &end, place.program.as_ref()));
+    undo.add_step("restore the filter", || {
+        guard::restore_filter(&host, &end, place.program.as_ref())
+    });
     guard::put_guard_at(&host, &end, &place, program, SINK).context(|| "replace the filter")?;
     egress::add_port(&filter, owner, &port, &compiled)?;
     undo.commit();

@@ -45,7 +45,11 @@ impl Finding {
         remedy: impl Into<String>,
     ) -> Finding {
         let error = Error::config(problem).with_details(remedy);
-        Finding { severity: Severity::Error, subject: FindingSubject::Object(subject.into()), error }
+        Finding {
+            severity: Severity::Error,
+            subject: FindingSubject::Object(subject.into()),
+            error,
+        }
     }
 
     pub(super) fn new_warning(
@@ -117,7 +121,9 @@ impl fmt::Display for Severity {
 impl fmt::Display for FindingSubject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            FindingSubject::File { path, position: Some(TextPosition { line, column }), .. } => {
+            FindingSubject::File {
+                path, position: Some(TextPosition { line, column }), ..
+            } => {
                 write!(f, "{}:{line}:{column}", path.display())
             }
             FindingSubject::File { path, .. } => write!(f, "{}", path.display()),

@@ -6,7 +6,9 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::directories::{CACHE, CONF, LEASES, LeaseDirectory, PLUGIN_PATH, ToolDirectories, named_lease_directories};
+use super::directories::{
+    CACHE, CONF, LEASES, LeaseDirectory, PLUGIN_PATH, ToolDirectories, named_lease_directories,
+};
 use super::in_process::InProcessExecutor;
 use super::life::{AttachmentSelection, doubt_reason};
 use super::outcome::{ActionOutcome, IN_DOUBT, report_outcomes};
@@ -107,7 +109,8 @@ pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
         args,
         |line| {
             require_no_words(&line)?;
-            line.last_value(NETWORK.flag).map_or(Ok(()), |name| NetworkName::parse(name).map(drop))?;
+            line.last_value(NETWORK.flag)
+                .map_or(Ok(()), |name| NetworkName::parse(name).map(drop))?;
             line.last_value("--container").map_or(Ok(()), |id| ContainerId::parse(id).map(drop))?;
             Ok(line)
         },
@@ -116,22 +119,33 @@ pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
 }
 
 fn run_gc(line: &CommandLine, table: AppletTable) -> Result<ExitCode> {
-    let selection =
-        AttachmentSelection { network: line.last_value(NETWORK.flag), container: line.last_value("--container") };
+    let selection = AttachmentSelection {
+        network: line.last_value(NETWORK.flag),
+        container: line.last_value("--container"),
+    };
     let dry_run = line.has_option(DRY_RUN.flag);
     let directories = ToolDirectories::from_command_line(line);
     let outcomes = collect_garbage(&directories, table, selection, dry_run)?;
     if let Some(id) = selection.container.filter(|_| outcomes.is_empty()) {
-        let msg = format!("nothing of container \"{id}\" can be deleted: it is alive, or has just changed");
+        let msg = format!(
+            "nothing of container \"{id}\" can be deleted: it is alive, or has just changed"
+        );
         return Err(Error::config(msg).with_details("delete the container"));
     }
     let json = line.has_option(JSON.flag);
     let status = report_outcomes(&outcomes, json, dry_run, "no dead attachment was found")?;
     if !json && !dry_run && selection.container.is_none() {
         // Nothing may be left of the network.
-        let left = collect_garbage(&directories, table, AttachmentSelection { network: None, ..selection }, true)?;
+        let left = collect_garbage(
+            &directories,
+            table,
+            AttachmentSelection { network: None, ..selection },
+            true,
+        )?;
         // Cache, lease, record and rules of an attachment have one remedy.
-        let left = left.iter().filter(|outcome| outcome.action == IN_DOUBT && selection.has_network(&outcome.network));
+        let left = left.iter().filter(|outcome| {
+            outcome.action == IN_DOUBT && selection.has_network(&outcome.network)
+        });
         let left: HashSet<&str> = left.map(|outcome| outcome.remedy.as_str()).collect();
         if !left.is_empty() {
             let count = left.len();
@@ -154,11 +168,21 @@ pub(super) fn collect_garbage(
     let runtime = directories.new_runtime(table);
     let stores = directories.find_lease_directories(selection.network)?;
     // Before anything is judged.
-    let with_files: Vec<PathBuf> = stores.iter().map(LeaseDirectory::path).chain([runtime.results_dir()]).collect();
+    let with_files: Vec<PathBuf> =
+        stores.iter().map(LeaseDirectory::path).chain([runtime.results_dir()]).collect();
     let before = NodeSnapshot::take(&with_files);
     let packets = PacketFilter::new();
     let port_owners = ports::list_port_owners(&packets)?;
-    let collector = GarbageCollector { directories, table, runtime, selection, stores, before, packets, port_owners };
+    let collector = GarbageCollector {
+        directories,
+        table,
+        runtime,
+        selection,
+        stores,
+        before,
+        packets,
+        port_owners,
+    };
     let found = collector.find_ended()?;
     collector.require_known(&found)?;
     let mut outcomes = Vec::new();
@@ -251,7 +275,10 @@ impl GarbageCollector<'_> {
             return missing(format!("no network \"{name}\" on this node"));
         }
         match self.selection.container {
-            Some(id) if !found.known.iter().any(|(_, container, _)| container == id) && !self.has_ports(id) => {
+            Some(id)
+                if !found.known.iter().any(|(_, container, _)| container == id)
+                    && !self.has_ports(id) =>
+            {
                 missing(format!("no attachment of container \"{id}\" on this node"))
             }
             _ => Ok(()),
@@ -260,12 +287,15 @@ impl GarbageCollector<'_> {
 
     /// Whether rules lead ports of the host to the container in a network of the selection.
     fn has_ports(&self, id: &str) -> bool {
-        self.port_owners.iter().any(|owner| owner.id == id && self.selection.has_network(&owner.network))
+        self.port_owners
+            .iter()
+            .any(|owner| owner.id == id && self.selection.has_network(&owner.network))
     }
 
     /// Lists what [`GarbageCollector::end_attachment`] would do.
     fn list_ended(&self, ended: &EndedAttachment) -> Result<Vec<ActionOutcome>> {
-        let outcome = |action, object| ActionOutcome::new(action, &ended.network, object, &ended.why);
+        let outcome =
+            |action, object| ActionOutcome::new(action, &ended.network, object, &ended.why);
         let mut outcomes = Vec::new();
         if ended.list.is_some() {
             outcomes.push(outcome("would detach", ended.object()));
@@ -273,8 +303,12 @@ impl GarbageCollector<'_> {
         if self.liveness(ended.attachment_id()).is_doubtful() {
             for store in self.stores_of(ended) {
                 let mut leases = store.read_listing()?.lease_statuses();
-                leases.retain(|status| status.lease.attachment_in(&store.network) == Some(ended.attachment_id()));
-                outcomes.extend(leases.iter().map(|status| outcome("would release", status.lease.to_string())));
+                leases.retain(|status| {
+                    status.lease.attachment_in(&store.network) == Some(ended.attachment_id())
+                });
+                outcomes.extend(
+                    leases.iter().map(|status| outcome("would release", status.lease.to_string())),
+                );
             }
         }
         Ok(outcomes.into_iter().map(|outcome| outcome.with_remedy(COLLECT)).collect())
@@ -283,7 +317,8 @@ impl GarbageCollector<'_> {
     /// Ends an attachment in its turn, if it is still the one that was found: the DEL of its plugins, and without a
     /// proof of its end also its leases and its other state.
     fn end_attachment(&self, ended: &EndedAttachment) -> Vec<ActionOutcome> {
-        let failed = |error: Error| ActionOutcome::log_failure(&ended.network, ended.object(), &error);
+        let failed =
+            |error: Error| ActionOutcome::log_failure(&ended.network, ended.object(), &error);
         let (owner, mut outcomes) = (ended.attachment_id(), Vec::new());
         let turn = match AttachmentTurn::take(owner) {
             Ok(Some(turn)) => turn,
@@ -296,10 +331,13 @@ impl GarbageCollector<'_> {
             return outcomes;
         }
         if let Some(list) = &ended.list {
-            outcomes
-                .extend(self.detach(list, ended, turn.clone()).unwrap_or_else(|e| Some(failed(e.context("detach")))));
+            outcomes.extend(
+                self.detach(list, ended, turn.clone())
+                    .unwrap_or_else(|e| Some(failed(e.context("detach")))),
+            );
         }
-        let released = if life.is_doubtful() { self.free_named(ended) } else { self.reclaim_elsewhere(ended) };
+        let released =
+            if life.is_doubtful() { self.free_named(ended) } else { self.reclaim_elsewhere(ended) };
         outcomes.extend(released.unwrap_or_else(|error| vec![failed(error)]));
         if outcomes.is_empty() && life.is_doubtful() {
             let why = "it has neither a lease nor a record, nor a configuration with a plugin of this program first";
@@ -316,15 +354,19 @@ impl GarbageCollector<'_> {
         ended: &EndedAttachment,
         turn: AttachmentTurn,
     ) -> Result<Option<ActionOutcome>> {
-        let (executor, dirs) = (InProcessExecutor::for_collector(self.table, turn), &self.runtime.plugin_dirs);
+        let (executor, dirs) =
+            (InProcessExecutor::for_collector(self.table, turn), &self.runtime.plugin_dirs);
         let first_own = list.plugins.iter().position(|plugin| {
             let found = executor.find_plugin(&plugin.plugin_type, dirs);
             // A plugin that is missing fails.
-            found.map_or(true, |path| executor.find_own_plugin(&path).is_some_and(|own| own.connects))
+            found.map_or(true, |path| {
+                executor.find_own_plugin(&path).is_some_and(|own| own.connects)
+            })
         });
         let mut own = list.clone();
         own.plugins.drain(..first_own.unwrap_or(list.plugins.len()));
-        let runtime = Runtime { executor: Box::new(executor), ..self.directories.new_runtime(self.table) };
+        let runtime =
+            Runtime { executor: Box::new(executor), ..self.directories.new_runtime(self.table) };
         let done = ActionOutcome::new("detached", &ended.network, ended.object(), &ended.why);
         if first_own == Some(0) {
             return runtime.del(list, &ended.attach).map(|()| Some(done));
@@ -355,7 +397,8 @@ impl GarbageCollector<'_> {
         let mut files = Vec::from(self.runtime.cache_paths(&ended.network, &ended.attach)?);
         for store in self.stores.iter().filter(|store| store.network == ended.network) {
             let owner = Some(ended.attachment_id());
-            let leases = store.read_listing()?.lease_statuses().into_iter().map(|status| status.lease);
+            let leases =
+                store.read_listing()?.lease_statuses().into_iter().map(|status| status.lease);
             let its = leases.filter(|lease| lease.attachment_in(&store.network) == owner);
             files.extend(its.map(|lease| store.path().join(lease.ip.to_string())));
         }
@@ -365,7 +408,8 @@ impl GarbageCollector<'_> {
     /// Releases the leases and removes the other state of an attachment in doubt that a person has named.
     fn free_named(&self, ended: &EndedAttachment) -> Result<Vec<ActionOutcome>> {
         let (owner, mut outcomes) = (ended.attachment_id(), Vec::new());
-        let outcome = |action, object| ActionOutcome::new(action, &ended.network, object, &ended.why);
+        let outcome =
+            |action, object| ActionOutcome::new(action, &ended.network, object, &ended.why);
         for store in self.stores_of(ended) {
             let Some(mut leases) = store.lock_leases()? else { continue };
             for ip in leases.release_attachment(owner)? {
@@ -384,35 +428,56 @@ impl GarbageCollector<'_> {
         let mut outcomes = Vec::new();
         for store in self.stores_of(ended).iter().filter(|store| !self.stores.contains(store)) {
             let Some(mut leases) = store.lock_leases()? else { continue };
-            let is_its =
-                |gone: &ReclaimedLease| gone.lease.attachment_in(&ended.network) == Some(ended.attachment_id());
+            let is_its = |gone: &ReclaimedLease| {
+                gone.lease.attachment_in(&ended.network) == Some(ended.attachment_id())
+            };
             let gone = leases.reclaim_ended(|_, gone| gone.into_iter().filter(is_its).collect())?;
-            outcomes.extend(gone.iter().map(|gone| outcome_of_lease("reclaimed", &ended.network, gone)));
+            outcomes.extend(
+                gone.iter().map(|gone| outcome_of_lease("reclaimed", &ended.network, gone)),
+            );
         }
         Ok(outcomes)
     }
 
     /// Whether an attachment exists, by its record, else by its leases.
     fn liveness(&self, owner: AttachmentId<'_>) -> Liveness {
-        let dirs = self.stores.iter().filter(|store| store.network == owner.network).map(|store| &*store.data_dir);
-        let mut lives = dirs.chain([Path::new(DATA_DIR)]).map(|dir| reclaim::attachment_liveness(owner, dir));
+        let dirs = self
+            .stores
+            .iter()
+            .filter(|store| store.network == owner.network)
+            .map(|store| &*store.data_dir);
+        let mut lives =
+            dirs.chain([Path::new(DATA_DIR)]).map(|dir| reclaim::attachment_liveness(owner, dir));
         let unknown = Liveness::Unknown(UnknownBecause::NoRecord);
         lives.find(|life| *life != unknown).unwrap_or(unknown)
     }
 
     /// Reclaims, or with `dry_run` lists, the leases of dead attachments.
-    fn reclaim_leases(&self, store: &LeaseDirectory, dry_run: bool, outcomes: &mut Vec<ActionOutcome>) -> Result<()> {
+    fn reclaim_leases(
+        &self,
+        store: &LeaseDirectory,
+        dry_run: bool,
+        outcomes: &mut Vec<ActionOutcome>,
+    ) -> Result<()> {
         let (network, selection) = (&store.network, &self.selection);
         let is_meant = |gone: &ReclaimedLease| selection.has_attachment(network, &gone.lease.id);
         if dry_run {
             let listing = store.read_listing()?;
             let gone = listing.ended_leases().into_iter().filter(is_meant);
-            outcomes.extend(gone.map(|gone| outcome_of_lease("would reclaim", network, &gone).with_remedy(COLLECT)));
+            outcomes.extend(gone.map(|gone| {
+                outcome_of_lease("would reclaim", network, &gone).with_remedy(COLLECT)
+            }));
             for LeaseStatus { lease, liveness, .. } in listing.lease_statuses() {
                 // What a person names is listed as released.
-                let is_left = selection.container.is_none() && selection.has_attachment(network, &lease.id);
+                let is_left =
+                    selection.container.is_none() && selection.has_attachment(network, &lease.id);
                 if let Some(why) = doubt_reason(liveness).filter(|_| is_left) {
-                    outcomes.push(self.outcome_in_doubt(network, &lease.id, lease.to_string(), why));
+                    outcomes.push(self.outcome_in_doubt(
+                        network,
+                        &lease.id,
+                        lease.to_string(),
+                        why,
+                    ));
                 }
             }
             return Ok(());
@@ -433,13 +498,20 @@ impl GarbageCollector<'_> {
     }
 
     /// Removes, or with `dry_run` lists, the remains of a dead attachment.
-    fn remove_remains(&self, record: &AttachmentRecord, dry_run: bool) -> Result<Option<ActionOutcome>> {
+    fn remove_remains(
+        &self,
+        record: &AttachmentRecord,
+        dry_run: bool,
+    ) -> Result<Option<ActionOutcome>> {
         let AttachmentRecord { id, ifname, network, .. } = record;
         let object = format!("state of container {id}, interface {ifname}");
         let liveness = record.liveness();
         Ok(match self.selection.deletion_reason(network, id, liveness) {
-            Some(why) if dry_run => Some(ActionOutcome::new("would remove", network, object, why).with_remedy(COLLECT)),
-            Some(why) => reclaim::remove_if_ended(record)?.then(|| ActionOutcome::new("removed", network, object, why)),
+            Some(why) if dry_run => {
+                Some(ActionOutcome::new("would remove", network, object, why).with_remedy(COLLECT))
+            }
+            Some(why) => reclaim::remove_if_ended(record)?
+                .then(|| ActionOutcome::new("removed", network, object, why)),
             None if dry_run && self.selection.has_attachment(network, id) => {
                 doubt_reason(liveness).map(|why| self.outcome_in_doubt(network, id, object, why))
             }
@@ -450,8 +522,15 @@ impl GarbageCollector<'_> {
 
 impl GarbageCollector<'_> {
     /// The outcome for an attachment that stays because nothing proves its end; a person may know that it has ended.
-    fn outcome_in_doubt(&self, network: &str, id: &str, object: String, why: String) -> ActionOutcome {
-        ActionOutcome::new(IN_DOUBT, network, object, why).with_remedy(self.directories.doubt_remedy(network, id))
+    fn outcome_in_doubt(
+        &self,
+        network: &str,
+        id: &str,
+        object: String,
+        why: String,
+    ) -> ActionOutcome {
+        ActionOutcome::new(IN_DOUBT, network, object, why)
+            .with_remedy(self.directories.doubt_remedy(network, id))
     }
 }
 

@@ -66,7 +66,14 @@ impl InProcessExecutor {
         let env = CallEnvironment::from_lookup(var);
         env.require_variables()?;
         let turn_of_caller = var(TURN_VARIABLE);
-        Ok(PluginCall { env, stdin, table: self.table, caller: self.caller, turn: self.turn.clone(), turn_of_caller })
+        Ok(PluginCall {
+            env,
+            stdin,
+            table: self.table,
+            caller: self.caller,
+            turn: self.turn.clone(),
+            turn_of_caller,
+        })
     }
 
     pub(super) fn find_own_plugin(&self, path: &Path) -> Option<BuiltinPlugin> {

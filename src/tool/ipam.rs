@@ -13,7 +13,9 @@ use super::{DRY_RUN, JSON, NETWORK, ToolCommand, format_table, json_text, print_
 use crate::attachment::Liveness;
 use crate::framework::AppletTable;
 use crate::leases::{AddressLease, AddressReservation, LeaseStatus, ReclaimedLease};
-use crate::options::{CommandLine, CommandOption, long_option, unexpected_argument, unknown_word_error, usage_error};
+use crate::options::{
+    CommandLine, CommandOption, long_option, unexpected_argument, unknown_word_error, usage_error,
+};
 use cni::NetworkName;
 use cni::error::{Error, Result};
 use cni::sort::{sort_by, sort_by_key};
@@ -95,7 +97,9 @@ impl IpamRequest {
         }
         let (command, allowed): (_, &[&str]) = match &*name {
             "ls" | "list" => (IpamCommand::List { network }, &[JSON.flag]),
-            "free" if empty => (IpamCommand::FreeEmpty { network }, &["--empty", DRY_RUN.flag, JSON.flag]),
+            "free" if empty => {
+                (IpamCommand::FreeEmpty { network }, &["--empty", DRY_RUN.flag, JSON.flag])
+            }
             "free" => {
                 let missing = || usage_error("free needs --network and an address or container");
                 let what = words.pop().ok_or_else(missing)?;
@@ -122,7 +126,9 @@ impl IpamRequest {
     }
 
     fn run_command(&self) -> Result<ExitCode> {
-        let stores = |network: &Option<String>| require_lease_directories(&self.directories, network.as_deref());
+        let stores = |network: &Option<String>| {
+            require_lease_directories(&self.directories, network.as_deref())
+        };
         let outcomes = match &self.command {
             IpamCommand::List { network } if self.json => {
                 return print_text(&list_json(&stores(network)?)?);
@@ -130,23 +136,34 @@ impl IpamRequest {
             IpamCommand::List { network } => {
                 let heading = ["NETWORK", "ADDRESS", "CONTAINER", "INTERFACE", "AGE", "ALIVE"];
                 let rows = list_rows(&stores(network)?)?;
-                return print_text(&format_table(heading, rows.iter().map(LeaseListRow::text_cells)));
+                return print_text(&format_table(
+                    heading,
+                    rows.iter().map(LeaseListRow::text_cells),
+                ));
             }
             IpamCommand::Free { network, what, force } => {
                 free_leases(&stores(&Some(network.clone()))?, what, *force, self.dry_run)?
             }
-            IpamCommand::FreeEmpty { network } => free_empty_files(&stores(network)?, self.dry_run)?,
+            IpamCommand::FreeEmpty { network } => {
+                free_empty_files(&stores(network)?, self.dry_run)?
+            }
         };
         report_outcomes(&outcomes, self.json, self.dry_run, "nothing to free was found")
     }
 }
 
 /// The leases of the network, of which there must be some, or of all networks.
-fn require_lease_directories(directories: &ToolDirectories, network: Option<&str>) -> Result<Vec<LeaseDirectory>> {
+fn require_lease_directories(
+    directories: &ToolDirectories,
+    network: Option<&str>,
+) -> Result<Vec<LeaseDirectory>> {
     let stores = directories.find_lease_directories(network)?;
     match network {
         Some(network) if stores.is_empty() => {
-            let msg = format!("no network \"{network}\" in {}", directories.searched_directories(network));
+            let msg = format!(
+                "no network \"{network}\" in {}",
+                directories.searched_directories(network)
+            );
             Err(Error::config(msg))
         }
         _ => Ok(stores),
@@ -160,7 +177,12 @@ pub(super) fn list_json(stores: &[LeaseDirectory]) -> Result<String> {
 
 /// Frees an address, or all addresses of a container, in these stores of one network. One that a container uses is
 /// freed only with `force`.
-fn free_leases(stores: &[LeaseDirectory], what: &str, force: bool, dry_run: bool) -> Result<Vec<ActionOutcome>> {
+fn free_leases(
+    stores: &[LeaseDirectory],
+    what: &str,
+    force: bool,
+    dry_run: bool,
+) -> Result<Vec<ActionOutcome>> {
     let address = what.parse::<IpAddr>().ok();
     let network = stores.first().map_or("", |store| &store.network);
     let is_meant = |lease: &AddressLease| address.map_or(lease.id == what, |ip| lease.ip == ip);
@@ -203,10 +225,13 @@ fn free_empty_files(stores: &[LeaseDirectory], dry_run: bool) -> Result<Vec<Acti
         let reserved: Vec<AddressReservation> = if dry_run {
             store.read_listing()?.list_reservations().into_iter().filter(is_empty).collect()
         } else {
-            let leases = store.lock_leases()?.map(|mut leases| leases.remove_reservations(is_empty));
+            let leases =
+                store.lock_leases()?.map(|mut leases| leases.remove_reservations(is_empty));
             leases.transpose()?.unwrap_or_default()
         };
-        outcomes.extend(reserved.iter().map(|it| freed_outcome(&store.network, it.to_string(), dry_run)));
+        outcomes.extend(
+            reserved.iter().map(|it| freed_outcome(&store.network, it.to_string(), dry_run)),
+        );
     }
     Ok(outcomes)
 }
@@ -237,12 +262,15 @@ fn list_rows(stores: &[LeaseDirectory]) -> Result<Vec<LeaseListRow>> {
         let (network, listing) = (&store.network, store.read_listing()?);
         let (leases, reserved) = (listing.lease_statuses(), listing.list_reservations());
         // Only root may read leases, and a list without them would look like a free network.
-        let unreadable = listing.taken_addresses().len().saturating_sub(leases.len() + reserved.len());
+        let unreadable =
+            listing.taken_addresses().len().saturating_sub(leases.len() + reserved.len());
         if unreadable > 0 {
             warn!("network {network}: {unreadable} leases cannot be read");
         }
         rows.extend(leases.into_iter().map(|status| LeaseListRow::from_lease(network, status)));
-        rows.extend(reserved.iter().map(|reserved| LeaseListRow::from_reservation(network, reserved)));
+        rows.extend(
+            reserved.iter().map(|reserved| LeaseListRow::from_reservation(network, reserved)),
+        );
     }
     sort_by(&mut rows, |a, b| (&a.network, a.address).cmp(&(&b.network, b.address)));
     Ok(rows)
@@ -339,7 +367,10 @@ mod tests {
         assert_eq!(parsed("free --network net 10.0.0.2"), free(false));
         assert_eq!(parsed("free --network=net --force 10.0.0.2"), free(true));
         assert_eq!(parsed("free --empty"), Ok(IpamCommand::FreeEmpty { network: None }));
-        assert_eq!(parsed("free --empty --network net"), Ok(IpamCommand::FreeEmpty { network: net() }));
+        assert_eq!(
+            parsed("free --empty --network net"),
+            Ok(IpamCommand::FreeEmpty { network: net() })
+        );
         let dirs = job("ls --data-dir /x --data-dir=/y").unwrap().directories.leases;
         assert_eq!(dirs[1..], ["/x", "/y"].map(std::path::PathBuf::from));
         for wrong in [

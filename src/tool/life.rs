@@ -91,7 +91,12 @@ impl AttachmentSelection<'_> {
     }
 
     /// Why the attachment can be deleted; `None` if it has to stay.
-    pub(super) fn deletion_reason(&self, network: &str, id: &str, liveness: Liveness) -> Option<String> {
+    pub(super) fn deletion_reason(
+        &self,
+        network: &str,
+        id: &str,
+        liveness: Liveness,
+    ) -> Option<String> {
         if !self.has_attachment(network, id) {
             return None;
         }

@@ -105,7 +105,9 @@ impl ToolCommand {
 /// Prints a text on stdout, with control characters as escapes.
 fn print_text(text: &str) -> Result<ExitCode> {
     let mut stdout = io::stdout().lock();
-    let written = stdout.write_all(stderr::escape_control_chars(text).as_bytes()).and_then(|()| stdout.flush());
+    let written = stdout
+        .write_all(stderr::escape_control_chars(text).as_bytes())
+        .and_then(|()| stdout.flush());
     written.map(|()| ExitCode::SUCCESS).map_err(|cause| Error::io("write to stdout", &cause))
 }
 
@@ -114,7 +116,10 @@ fn json_text(value: &impl Serialize) -> Result<String> {
 }
 
 /// As [`format_columns`], with a heading.
-fn format_table<const N: usize>(heading: [&str; N], lines: impl IntoIterator<Item = [String; N]>) -> String {
+fn format_table<const N: usize>(
+    heading: [&str; N],
+    lines: impl IntoIterator<Item = [String; N]>,
+) -> String {
     format_columns([heading.map(str::to_owned)].into_iter().chain(lines).collect())
 }
 

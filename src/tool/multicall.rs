@@ -4,8 +4,8 @@
 use std::process::ExitCode;
 
 use super::{
-    ToolCommand, WRONG_USAGE, cnitool, doctor, egress, format_columns, gc, install, ipam, lint, pause, print_text,
-    repair, sysdump, trace,
+    ToolCommand, WRONG_USAGE, cnitool, doctor, egress, format_columns, gc, install, ipam, lint,
+    pause, print_text, repair, sysdump, trace,
 };
 use crate::framework::call::{AppletMain, ToolFunction};
 use crate::framework::{Applet, AppletTable, run};
@@ -124,12 +124,16 @@ fn refuse_unknown_name(name: &str, applets: &[Applet], status: ExitCode) -> Exit
 
 fn applet_list(applets: &[Applet]) -> String {
     format_columns(
-        applets.iter().map(|applet| [applet.name, &applet.kind.to_string(), applet.about].map(str::to_owned)).collect(),
+        applets
+            .iter()
+            .map(|applet| [applet.name, &applet.kind.to_string(), applet.about].map(str::to_owned))
+            .collect(),
     )
 }
 
 fn help_text(applets: &[Applet]) -> String {
-    let commands: Vec<_> = all_commands().map(|(word, about)| format!("  cnibox {word:<12}  {about}\n")).collect();
+    let commands: Vec<_> =
+        all_commands().map(|(word, about)| format!("  cnibox {word:<12}  {about}\n")).collect();
     format!(
         "cnibox {}: every Linux CNI plugin in one executable
 
@@ -180,7 +184,10 @@ fn completion_script(shell: &str, applets: &[Applet]) -> Result<String> {
     Ok(match shell {
         "bash" => bash_completion(applets),
         // zsh runs bash's completions.
-        "zsh" => format!("#compdef cnibox\nautoload -U +X bashcompinit && bashcompinit\n{}", bash_completion(applets)),
+        "zsh" => format!(
+            "#compdef cnibox\nautoload -U +X bashcompinit && bashcompinit\n{}",
+            bash_completion(applets)
+        ),
         "fish" => fish_completion(applets),
         other => return Err(unknown_word_error("shell", other, &SHELLS)),
     })
@@ -196,7 +203,9 @@ fn first_words(applets: &[Applet]) -> Vec<(&'static str, &'static str)> {
 
 fn bash_completion(applets: &[Applet]) -> String {
     let first: Vec<_> = first_words(applets).into_iter().map(|(word, _)| word).collect();
-    let flags = |tool: &ToolCommand| all_options(tool.options).map(|opt| opt.flag).collect::<Vec<_>>().join(" ");
+    let flags = |tool: &ToolCommand| {
+        all_options(tool.options).map(|opt| opt.flag).collect::<Vec<_>>().join(" ")
+    };
     let case = |tool: &ToolCommand| {
         format!("                    {}) words=\"{}\" ;;\n", tool.name_and_summary().0, flags(tool))
     };
@@ -267,7 +276,8 @@ mod tests {
                 assert!(text.contains(word), "{shell}: {word}");
             }
             for opt in all_tools().flat_map(|tool| all_options(tool.options)) {
-                let flag = if shell == "fish" { opt.flag.trim_start_matches('-') } else { opt.flag };
+                let flag =
+                    if shell == "fish" { opt.flag.trim_start_matches('-') } else { opt.flag };
                 assert!(text.contains(flag), "{shell}: {flag}");
             }
         }
@@ -279,8 +289,9 @@ mod tests {
         let complete = |words: &str| {
             let script = completion_script("bash", APPLETS).unwrap();
             let count = words.split(' ').count() - 1;
-            let test =
-                format!("{script}\nCOMP_WORDS=({words}); COMP_CWORD={count}; _cnibox; echo \"${{COMPREPLY[*]}}\"");
+            let test = format!(
+                "{script}\nCOMP_WORDS=({words}); COMP_CWORD={count}; _cnibox; echo \"${{COMPREPLY[*]}}\""
+            );
             let bash = std::path::Path::new("/bin/bash");
             crate::cmd::run_program(bash, &["-c", &test], "").unwrap().require_success().unwrap()
         };

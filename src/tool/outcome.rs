@@ -80,7 +80,12 @@ impl fmt::Display for ActionOutcome {
 
 /// Prints the outcomes as JSON, or one per line without the failures; the text `none` if there are no outcomes. The
 /// exit status is 1 if something failed, or with `dry_run` if something would be done.
-pub(super) fn report_outcomes(outcomes: &[ActionOutcome], json: bool, dry_run: bool, none: &str) -> Result<ExitCode> {
+pub(super) fn report_outcomes(
+    outcomes: &[ActionOutcome],
+    json: bool,
+    dry_run: bool,
+    none: &str,
+) -> Result<ExitCode> {
     let told = outcomes.iter().filter(|outcome| outcome.action != FAILED);
     let text: String = told.map(|outcome| format!("{outcome}\n")).collect();
     print_text(&match text.as_str() {

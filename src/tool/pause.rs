@@ -67,7 +67,9 @@ impl StopSignals {
     ) -> Result<Option<WakeReason>> {
         let mut fds = vec![PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         fds.extend(sources.iter().map(|source| PollFd::new(*source, PollFlags::POLLIN)));
-        let timeout = limit.map_or(PollTimeout::NONE, |limit| PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX));
+        let timeout = limit.map_or(PollTimeout::NONE, |limit| {
+            PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX)
+        });
         match poll(&mut fds, timeout) {
             Ok(0) => Ok(None),
             Ok(_) if fds[0].any().unwrap_or(true) => Ok(Some(WakeReason::End)),

@@ -87,7 +87,10 @@ struct RepairJob {
 /// Runs the tool with the arguments that follow its name.
 pub fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
     TOOL.run_command(args, check_options, |line| {
-        let job = RepairJob { runtime: ToolDirectories::from_command_line(&line).new_runtime(table), table };
+        let job = RepairJob {
+            runtime: ToolDirectories::from_command_line(&line).new_runtime(table),
+            table,
+        };
         match (line.has_option("--watch"), line.has_option("--dry-run")) {
             (true, _) => job.repair_until_stopped(line.last_value(INSTALL)),
             (false, true) => job.repair_once(ReconcileMode::Report, line.has_option(JSON.flag)),
@@ -136,7 +139,12 @@ impl RepairJob {
     }
 
     /// The differences of an attachment that a runtime is attaching or detaching at this moment are not reported.
-    fn repair_attachments(&self, all: &[CachedAttachment], snapshot: &NodeSnapshot, repairs: &mut RepairFindings) {
+    fn repair_attachments(
+        &self,
+        all: &[CachedAttachment],
+        snapshot: &NodeSnapshot,
+        repairs: &mut RepairFindings,
+    ) {
         let mut found = Vec::new();
         for cached in all {
             let mut own = repairs.for_attachment();
@@ -163,7 +171,11 @@ impl RepairJob {
         // All versions of the specification have ADD.
         let env = self.runtime.call_environment("ADD", attach);
         let title = || doctor::attachment_title(cached);
-        let owner = AttachmentId { network: &cached.network, ifname: &attach.ifname, id: &attach.container_id };
+        let owner = AttachmentId {
+            network: &cached.network,
+            ifname: &attach.ifname,
+            id: &attach.container_id,
+        };
         // A call of the runtime that has the turn attaches or detaches the container.
         let _lock = match AttachmentTurn::take(owner) {
             Ok(turn) => turn,
@@ -220,11 +232,11 @@ fn repair_outcomes(repairs: &RepairFindings, is_dry: bool) -> Vec<ActionOutcome>
     let (action, remedy) = if is_dry { (MISSING, "cnibox repair") } else { (RESTORED, "") };
     let missing = repairs.missing_state().iter();
     let missing = missing.map(|what| ActionOutcome::new(action, "", what, "").with_remedy(remedy));
-    let left = repairs.changed_state().iter().map(|what| ActionOutcome::new(LEFT_ALONE, "", what, ""));
-    let failed = repairs
-        .repair_errors()
-        .iter()
-        .map(|error| ActionOutcome::new(FAILED, "", "repair", error.message()).with_remedy(error.details()));
+    let left =
+        repairs.changed_state().iter().map(|what| ActionOutcome::new(LEFT_ALONE, "", what, ""));
+    let failed = repairs.repair_errors().iter().map(|error| {
+        ActionOutcome::new(FAILED, "", "repair", error.message()).with_remedy(error.details())
+    });
     missing.chain(left).chain(failed).collect()
 }
 
@@ -245,7 +257,8 @@ fn report_changes(repairs: &RepairFindings, reported: &mut HashSet<String>) -> R
     let troubles: HashSet<String> = left.chain(failed).collect();
     troubles.difference(reported).for_each(|warning| warn!("{warning}"));
     *reported = troubles;
-    let text: String = repairs.missing_state().iter().map(|what| format!("restored: {what}\n")).collect();
+    let text: String =
+        repairs.missing_state().iter().map(|what| format!("restored: {what}\n")).collect();
     if text.is_empty() { Ok(()) } else { print_text(&text).map(drop) }
 }
 
@@ -268,7 +281,9 @@ fn wait_for_change(
             *links = LossEvents::listen_for_losses()?;
             Ok::<_, Error>(true)
         })?;
-        let woken = rules.event_descriptor().map(|events| signals.wait_for_event(&[events], Some(Duration::ZERO)));
+        let woken = rules
+            .event_descriptor()
+            .map(|events| signals.wait_for_event(&[events], Some(Duration::ZERO)));
         match woken.transpose()?.flatten() {
             None if !is_lost => {}
             woken => return Ok(woken.unwrap_or(WakeReason::Change)),

@@ -40,13 +40,15 @@ impl NodeSnapshot {
     /// Whether the attachment's record and these files of it are still as they were.
     pub(super) fn has_same(&self, owner: AttachmentId<'_>, files: &[PathBuf]) -> bool {
         let record = self.records.iter().find(|record| record.attachment_id() == owner);
-        AttachmentRecord::find_by_attachment(owner).as_ref() == record && files.iter().all(|path| self.is_same(path))
+        AttachmentRecord::find_by_attachment(owner).as_ref() == record
+            && files.iter().all(|path| self.is_same(path))
     }
 
     /// Whether no runtime has attached or detached the container since. A repair itself may have changed the record.
     pub(super) fn is_at_rest(&self, runtime: &Runtime, cached: &CachedAttachment) -> bool {
         runtime.cache_paths(&cached.network, &cached.attach).is_ok_and(|files| {
-            files.iter().any(|file| self.files.contains_key(file)) && files.iter().all(|path| self.is_same(path))
+            files.iter().any(|file| self.files.contains_key(file))
+                && files.iter().all(|path| self.is_same(path))
         })
     }
 

@@ -57,7 +57,8 @@ impl Mistake {
         let script = format!("{BEFORE}\n( {mistake}\n) >DIR/said 2>&1\n{line}\n{AFTER}");
         let outcome = self.run(&script);
         let told = format!("{}\n{}", outcome.stdout, outcome.stderr);
-        (outcome.status != Some(0)).then(|| format!("{}: {line}: {:?}: {told}", self.mistake, outcome.status))
+        (outcome.status != Some(0))
+            .then(|| format!("{}: {line}: {:?}: {told}", self.mistake, outcome.status))
     }
 }
 

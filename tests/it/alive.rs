@@ -60,12 +60,16 @@ impl World {
     fn with_pool(kind: &str, subnet: &str) -> World {
         let node = Node::new();
         node.sh("mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns");
-        node.sh("ip link add up0 type veth peer name up1 && ip link set up0 up && ip link set up1 up");
+        node.sh(
+            "ip link add up0 type veth peer name up1 && ip link set up0 up && ip link set up1 up",
+        );
         node.script("foreign", FOREIGN);
         let keys = match kind {
             "bridge" => json!({"type": "bridge", "bridge": "br9", "isGateway": true}),
-            "masquerading" | "static" => json!({"type": "bridge", "bridge": "br9", "isGateway": true,
-                "ipMasq": true, "ipMasqBackend": "nftables", "macspoofchk": true}),
+            "masquerading" | "static" => {
+                json!({"type": "bridge", "bridge": "br9", "isGateway": true,
+                "ipMasq": true, "ipMasqBackend": "nftables", "macspoofchk": true})
+            }
             "ptp" => json!({"type": "ptp", "ipMasq": true, "ipMasqBackend": "nftables"}),
             "macvlan" => json!({"type": "macvlan", "master": "up0"}),
             other => json!({"type": other}),
@@ -76,7 +80,9 @@ impl World {
         let networks = "/var/lib/cni/networks";
         node.sh(&format!("mkdir {leases} {networks} && mount --bind {leases} {networks}"));
         let ipam = match kind {
-            "static" => json!({"type": "static", "addresses": [{"address": "10.88.0.2/29", "gateway": "10.88.0.1"}]}),
+            "static" => {
+                json!({"type": "static", "addresses": [{"address": "10.88.0.2/29", "gateway": "10.88.0.1"}]})
+            }
             _ => json!({"type": "host-local", "ranges": [[{"subnet": subnet}]]}),
         };
         let mut plugins = vec![
@@ -85,7 +91,9 @@ impl World {
             json!({"type": "firewall", "backend": "nftables"}),
         ];
         if kind != "macvlan" {
-            plugins.push(json!({"type": "bandwidth", "egressRate": 8_000_000, "egressBurst": 8_000_000}));
+            plugins.push(
+                json!({"type": "bandwidth", "egressRate": 8_000_000, "egressBurst": 8_000_000}),
+            );
         }
         fs::create_dir(node.path("net.d")).unwrap();
         let list = json!({"cniVersion": "1.1.0", "name": "net", "plugins": plugins});
@@ -101,12 +109,21 @@ impl World {
 
     /// A node-wide tool of cnibox.
     fn tool(&self, args: &[&str]) -> Call {
-        let [cache, bin, leases, conf] =
-            ["cache", "bin", "leases", "net.d"].map(|name| self.node.path(name).display().to_string());
+        let [cache, bin, leases, conf] = ["cache", "bin", "leases", "net.d"]
+            .map(|name| self.node.path(name).display().to_string());
         let directories: &[&str] = match args {
             ["ipam", ..] => &["--data-dir", &leases],
             ["cnitool", ..] => &["--cache-dir", &cache, "--plugin-path", &bin, "--conf-dir", &conf],
-            _ => &["--cache-dir", &cache, "--plugin-path", &bin, "--conf-dir", &conf, "--data-dir", &leases],
+            _ => &[
+                "--cache-dir",
+                &cache,
+                "--plugin-path",
+                &bin,
+                "--conf-dir",
+                &conf,
+                "--data-dir",
+                &leases,
+            ],
         };
         let call = self.node.tool("cnitool", &[args, directories].concat()).program(executable());
         self.seen(call)
@@ -149,12 +166,19 @@ impl World {
     /// The liveness of a container in `cnibox ipam ls`; `null` if it is in doubt or there is no lease.
     fn liveness_of(&self, id: &str) -> Value {
         let has_leases = self.node.path("leases/net").exists();
-        has_leases.then(|| self.listed(id)).flatten().map_or(Value::Null, |row| row["alive"].clone())
+        has_leases
+            .then(|| self.listed(id))
+            .flatten()
+            .map_or(Value::Null, |row| row["alive"].clone())
     }
 
     /// The [liveness](World::liveness_of) of a container that lives.
     fn expected_liveness(&self) -> Value {
-        if ["macvlan", "static"].contains(&self.kind.as_str()) { Value::Null } else { Value::Bool(true) }
+        if ["macvlan", "static"].contains(&self.kind.as_str()) {
+            Value::Null
+        } else {
+            Value::Bool(true)
+        }
     }
 
     /// The row of a container in `cnibox ipam ls`, if it has a lease.

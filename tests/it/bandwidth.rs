@@ -48,7 +48,8 @@ fn tc(pod: &Pod<'_>, what: &str) -> Value {
 fn bucket(pod: &Pod<'_>, dev: &str) -> Value {
     let listed = tc(pod, &format!("qdisc show dev {dev}"));
     let root = listed.as_array().unwrap().iter().find(|q| q["root"] == true).cloned();
-    root.map(|qdisc| json!([qdisc["kind"], qdisc["handle"], qdisc["options"]["rate"]])).unwrap_or_default()
+    root.map(|qdisc| json!([qdisc["kind"], qdisc["handle"], qdisc["options"]["rate"]]))
+        .unwrap_or_default()
 }
 
 /// The targets of the ingress redirects (`mirred`) on the host's veth end.
@@ -93,7 +94,8 @@ fn each_direction_may_be_limited_alone() {
         let before = pod.state();
         let none = json!({"ingressRate": null, "ingressBurst": null, "egressRate": null,
             "egressBurst": null});
-        let limit = json!({format!("{direction}Rate"): 8_000_000, format!("{direction}Burst"): 800_000});
+        let limit =
+            json!({format!("{direction}Rate"): 8_000_000, format!("{direction}Burst"): 800_000});
         let limit = match source {
             "own" => limit,
             _ => json!({"runtimeConfig": {"bandwidth": limit}}),
@@ -154,7 +156,9 @@ fn check_reports_changed_limits() {
         (format!("tc qdisc replace dev {end} {bucket} 9Mbit latency 25ms"), "Rate doesn't match"),
         (format!("tc qdisc replace dev {end} {bucket} 8Mbit latency 26ms"), "Limit doesn't match"),
         (
-            format!("tc qdisc replace dev {end} root handle 1: tbf burst 99000 rate 8Mbit limit 125000"),
+            format!(
+                "tc qdisc replace dev {end} root handle 1: tbf burst 99000 rate 8Mbit limit 125000"
+            ),
             "Buffer doesn't match",
         ),
         (format!("tc qdisc del dev {IFB} root"), "Failed to find qdisc"),
@@ -185,7 +189,11 @@ fn refusals_change_nothing() {
     for (keys, code, msg) in [
         (json!({"prevResult": null}), 999, "must be called as chained plugin"),
         (json!({"prevResult": {"cniVersion": "1.1.0"}}), 999, "no interfaces provided"),
-        (json!({"prevResult": foreign}), 999, "no veth peer of container interface found in host ns"),
+        (
+            json!({"prevResult": foreign}),
+            999,
+            "no veth peer of container interface found in host ns",
+        ),
         (json!({"ingressBurst": 0}), 7, "if rate is set, burst must also be set"),
         (json!({"egressRate": null}), 7, "if burst is set, rate must also be set"),
         (json!({"egressBurst": 34_359_738_368_u64}), 7, "burst cannot be more than 4GB"),
@@ -204,7 +212,11 @@ fn refusals_change_nothing() {
         pod.net(&keys).add_is_refused(&pod.container, code, msg);
     }
     for version in ["0.1.0", "0.2.0"] {
-        pod.net(&json!({"cniVersion": version})).add_is_refused(&pod.container, 1, "incompatible CNI versions");
+        pod.net(&json!({"cniVersion": version})).add_is_refused(
+            &pod.container,
+            1,
+            "incompatible CNI versions",
+        );
     }
     let call = pod.plain().on("ADD", &pod.container).ifname("lo");
     let msg = "container interface lo has no veth peer: it is not a veth";
@@ -231,7 +243,8 @@ fn add_warns_of_a_burst_smaller_than_a_packet() {
 #[test]
 fn add_warns_of_ignored_subnets() {
     let pod = SUBJECT.pod("1.0.0");
-    let outcome = pod.net(&json!({"unshapedSubnets": ["10.0.0.0/8"]})).on("ADD", &pod.container).run();
+    let outcome =
+        pod.net(&json!({"unshapedSubnets": ["10.0.0.0/8"]})).on("ADD", &pod.container).run();
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
     assert!(outcome.stderr.contains("\"unshapedSubnets\" is ignored"), "{outcome:?}");
 }
@@ -250,7 +263,13 @@ fn status_reports_missing_kernel_features() {
 
 #[test]
 fn a_failing_add_leaves_nothing_at_any_system_call() {
-    SUBJECT.no_add_leaves_anything(&["open", "write", "RTM_NEWLINK", "RTM_NEWQDISC", "RTM_NEWTFILTER"]);
+    SUBJECT.no_add_leaves_anything(&[
+        "open",
+        "write",
+        "RTM_NEWLINK",
+        "RTM_NEWQDISC",
+        "RTM_NEWTFILTER",
+    ]);
 }
 
 #[test]

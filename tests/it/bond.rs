@@ -60,7 +60,10 @@ fn golden(version: &str) -> String {
 
 /// The records of links.
 fn records(node: &Node) -> Vec<String> {
-    let found = node.sh(&format!("cd {} 2>/dev/null && find . -type f | sort || true", node.state("bond").display()));
+    let found = node.sh(&format!(
+        "cd {} 2>/dev/null && find . -type f | sort || true",
+        node.state("bond").display()
+    ));
     found.lines().map(str::to_owned).collect()
 }
 
@@ -96,7 +99,9 @@ fn traffic_goes_on_when_a_link_fails() {
             node.sh(&format!("ip link set {fails} down"));
             let active = || bond_of(&container)["linkinfo"]["info_data"]["active_slave"] == works;
             eventually(&format!("{works} takes over"), active);
-            eventually("traffic goes on", || container.pings(GATEWAYS[0]) && container.pings(GATEWAYS[1]));
+            eventually("traffic goes on", || {
+                container.pings(GATEWAYS[0]) && container.pings(GATEWAYS[1])
+            });
             net.check(&container, &result).ok();
             node.sh(&format!("ip link set {fails} up"));
             let all_up = || {
@@ -118,7 +123,10 @@ fn the_bond_has_the_configured_settings() {
     let before = node.snapshot();
     let mac = "02:00:00:00:00:99";
     for (keys, expected) in [
-        (json!({"mode": "balance-rr"}), json!({"miimon": 100, "fail_over_mac": "none", "xmit_hash_policy": "layer2"})),
+        (
+            json!({"mode": "balance-rr"}),
+            json!({"miimon": 100, "fail_over_mac": "none", "xmit_hash_policy": "layer2"}),
+        ),
         (
             json!({"mode": "active-backup", "failOverMac": "1", "miimon": "50"}),
             json!({"miimon": 50, "fail_over_mac": "active"}),
@@ -132,9 +140,15 @@ fn the_bond_has_the_configured_settings() {
             json!({"xmit_hash_policy": "layer3+4", "miimon": 0}),
         ),
         (json!({"mode": "broadcast", "allSlavesActive": "0"}), json!({"all_slaves_active": 0})),
-        (json!({"mode": "802.3ad", "xmitHashPolicy": "vlan+srcmac"}), json!({"xmit_hash_policy": "vlan+srcmac"})),
+        (
+            json!({"mode": "802.3ad", "xmitHashPolicy": "vlan+srcmac"}),
+            json!({"xmit_hash_policy": "vlan+srcmac"}),
+        ),
         (json!({"mode": "balance-tlb", "tlbDynamicLb": 0}), json!({"tlb_dynamic_lb": 0})),
-        (json!({"mode": "balance-alb", "tlbDynamicLb": "1", "mac": mac, "mtu": "1300"}), json!({"tlb_dynamic_lb": 1})),
+        (
+            json!({"mode": "balance-alb", "tlbDynamicLb": "1", "mac": mac, "mtu": "1300"}),
+            json!({"tlb_dynamic_lb": 1}),
+        ),
     ] {
         let container = Container::new();
         let net = simple(&node, &merged(&json!({"ipam": null}), &keys));
@@ -146,9 +160,15 @@ fn the_bond_has_the_configured_settings() {
             assert_eq!(&data[key], value, "{keys} {key}: {link}");
         }
         let mtu = if keys["mtu"].is_null() { 1400 } else { 1300 };
-        assert_eq!((&link["mtu"], &container.ip("link show up2")[0]["mtu"]), (&json!(mtu), &json!(mtu)));
+        assert_eq!(
+            (&link["mtu"], &container.ip("link show up2")[0]["mtu"]),
+            (&json!(mtu), &json!(mtu))
+        );
         let wanted = keys["mac"].as_str().unwrap_or(MACS[0]);
-        assert_eq!((&link["address"], &result["interfaces"][0]["mac"]), (&json!(wanted), &json!(wanted)));
+        assert_eq!(
+            (&link["address"], &result["interfaces"][0]["mac"]),
+            (&json!(wanted), &json!(wanted))
+        );
         assert!(link["flags"].as_array().unwrap().contains(&json!("UP")), "{link}");
         net.check(&container, &result).ok();
         net.del(&container);
@@ -196,7 +216,10 @@ fn links_of_the_container_stay_there_as_they_were() {
         net.del(&container);
         assert_eq!(records(&node), [""; 0]);
         let error = net.on("ADD", &container).error();
-        assert_eq!(error.brief(), (999, "failed to find a link of the bond: link \"up1\" not found"));
+        assert_eq!(
+            error.brief(),
+            (999, "failed to find a link of the bond: link \"up1\" not found")
+        );
         let netns = container.path();
         drop(container);
         net.call("DEL", "c1").netns(&netns).ok();
@@ -213,7 +236,8 @@ fn links_with_the_same_mac_get_different_ones() {
         let before = node.snapshot();
         let net = simple(&node, &json!({"mode": mode, "failOverMac": fail_over_mac}));
         net.add(&container);
-        let macs = ["up1", "up2"].map(|name| container.ip(&format!("link show {name}"))[0]["address"].clone());
+        let macs = ["up1", "up2"]
+            .map(|name| container.ip(&format!("link show {name}"))[0]["address"].clone());
         assert_ne!(macs[0], macs[1], "{mode}");
         net.del(&container);
         is_back(&node, &before);

@@ -36,9 +36,11 @@ impl BuildKit {
     }
 
     fn runtime(&self, verb: &str, step: usize, netns: &str) -> Call {
-        let [cache, image, conf] = ["cache", "image", "net.d"].map(|name| self.node.path(name).display().to_string());
+        let [cache, image, conf] =
+            ["cache", "image", "net.d"].map(|name| self.node.path(name).display().to_string());
         let id = format!("step{step}");
-        let args = ["cnitool", verb, "buildkit", netns, "--container-id", &id, "--cache-dir", &cache];
+        let args =
+            ["cnitool", verb, "buildkit", netns, "--container-id", &id, "--cache-dir", &cache];
         let directories = ["--plugin-path", &image, "--conf-dir", &conf];
         self.node.cnibox(&[&args[..], &directories].concat())
     }

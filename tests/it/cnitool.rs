@@ -132,7 +132,9 @@ fn foreign_plugins_in_a_chain_get_their_capabilities() {
     configure(&node, "10-chain.conflist", &chain(&node).to_string());
     let container = Container::new();
     let caps = json!({"mac": "02:00:00:00:00:66", "portMappings": [{"hostPort": 80}]}).to_string();
-    let call = |verb: &str| tool(&node, &[verb, "chained", &container.path(), "-i", "net0"]).env("CAP_ARGS", &caps);
+    let call = |verb: &str| {
+        tool(&node, &[verb, "chained", &container.path(), "-i", "net0"]).env("CAP_ARGS", &caps)
+    };
     let result = call("add").result();
     assert_eq!(result["interfaces"][2]["name"], "net0");
     assert_eq!(result["interfaces"][2]["mac"], "02:00:00:00:00:66");
@@ -200,7 +202,9 @@ fn help_is_printed_and_mistakes_are_explained() {
     assert_eq!(outcome.status, Some(0));
     assert!(outcome.stdout.contains("NETCONFPATH") && outcome.stdout.contains("Example"));
     let wrong = [&["frobnicate", "x", "y"][..], &["add"], &["add", "a", "/x", "--ifnam=y"]];
-    for (args, status) in wrong.map(|args| (args, 2)).into_iter().chain([(&["add", "nosuch", "/x"][..], 1)]) {
+    for (args, status) in
+        wrong.map(|args| (args, 2)).into_iter().chain([(&["add", "nosuch", "/x"][..], 1)])
+    {
         let outcome = tool(&node, args).run();
         assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(status), ""), "{args:?}");
         assert_eq!(outcome.stderr.trim_end().lines().count(), 1, "{outcome:?}");
@@ -210,7 +214,8 @@ fn help_is_printed_and_mistakes_are_explained() {
 #[test]
 fn cnibox_lists_and_runs_applets() {
     let node = Node::new();
-    std::os::unix::fs::symlink(crate::support::node::executable(), node.bin().join("cnibox")).unwrap();
+    std::os::unix::fs::symlink(crate::support::node::executable(), node.bin().join("cnibox"))
+        .unwrap();
     let list = node.tool("cnibox", &["list"]).run();
     let names: Vec<_> = list.stdout.lines().filter_map(|l| l.split(' ').next()).collect();
     let applets: Vec<_> = cnibox::testing::APPLETS.iter().map(|applet| applet.name).collect();

@@ -75,9 +75,15 @@ fn a_hundred_containers_join_one_bridge_concurrently() {
 fn sixty_four_calls_of_chained_plugins_leave_nothing() {
     const PODS: usize = 64;
     for (plugin, keys) in [
-        ("route-override", json!({"flushgateway": true, "addroutes": [{"dst": "192.0.2.0/24"}, {"dst": "fd97::/48"}]})),
+        (
+            "route-override",
+            json!({"flushgateway": true, "addroutes": [{"dst": "192.0.2.0/24"}, {"dst": "fd97::/48"}]}),
+        ),
         ("tc-redirect-tap", json!({"allAddresses": true})),
-        ("egress", json!({"profile": "sandbox", "allow": [{"to": ["192.0.2.0/24"], "ports": ["tcp/443"]}]})),
+        (
+            "egress",
+            json!({"profile": "sandbox", "allow": [{"to": ["192.0.2.0/24"], "ports": ["tcp/443"]}]}),
+        ),
     ] {
         let node = Node::new();
         let (conf, ids) = (bridge_conf(&node), ids("pod", PODS));
@@ -87,14 +93,16 @@ fn sixty_four_calls_of_chained_plugins_leave_nothing() {
         };
         let chained = merged(&json!({"name": "n", "cniVersion": "1.0.0"}), &keys);
         // The bridge and the tables stay.
-        let first = merged(&chained, &json!({"prevResult": call("bridge", "ADD", &conf, 0).result()}));
+        let first =
+            merged(&chained, &json!({"prevResult": call("bridge", "ADD", &conf, 0).result()}));
         call(plugin, "ADD", &first, 0).result();
         call(plugin, "DEL", &first, 0).ok();
         call("bridge", "DEL", &conf, 0).ok();
         let before = (node.snapshot(), containers[0].snapshot(&node));
         let results = at_once_in(PODS, PODS, |i| {
             let prev = call("bridge", "ADD", &conf, i).result();
-            let result = call(plugin, "ADD", &merged(&chained, &json!({"prevResult": prev})), i).result();
+            let result =
+                call(plugin, "ADD", &merged(&chained, &json!({"prevResult": prev})), i).result();
             call(plugin, "CHECK", &merged(&chained, &json!({"prevResult": result})), i).ok();
             result
         });
@@ -132,7 +140,8 @@ fn sixteen_first_adds_with_one_policy_create_it_once() {
         });
         let rules = node.sh("nft list ruleset");
         let of_policies = rules.split("\tchain ").filter(|chain| chain.starts_with("policy_"));
-        let last = of_policies.map(|chain| chain.matches("goto refused comment \"refused\"").count());
+        let last =
+            of_policies.map(|chain| chain.matches("goto refused comment \"refused\"").count());
         assert_eq!(last.collect::<Vec<_>>(), [1, 1], "round {round}: {rules}");
         at_once(WORKERS, |i| call("egress", "DEL", &confs[i], i).ok());
     }
@@ -172,7 +181,8 @@ fn sixteen_first_adds_make_one_bridge() {
 fn gc_during_adds_removes_unlisted_attachments_only() {
     const COUNT: usize = 48;
     let node = Node::new();
-    let conf = json!({"name": "n", "cniVersion": "1.1.0", "ipam": node.host_local(&["10.1.0.0/16"])});
+    let conf =
+        json!({"name": "n", "cniVersion": "1.1.0", "ipam": node.host_local(&["10.1.0.0/16"])});
     let add = |id: &str| node.call("host-local", "ADD").conf(&conf).id(id).netns("/x").result();
     for i in 0..8 {
         add(&format!("stale-{i}"));

@@ -11,7 +11,8 @@ use crate::support::node::{Node, executable};
 #[test]
 fn lint_accepts_configurations_of_other_projects() {
     let node = Node::new();
-    let manifest: Vec<Value> = serde_json::from_str(include_str!("conflists/manifest.json")).unwrap();
+    let manifest: Vec<Value> =
+        serde_json::from_str(include_str!("conflists/manifest.json")).unwrap();
     let dir = root().join("tests/it/conflists");
     let mut without = 0;
     for entry in &manifest {
@@ -26,7 +27,11 @@ fn lint_accepts_configurations_of_other_projects() {
         }
         assert_eq!(outcome.stdout.lines().count(), expected.len(), "{file}: {}", outcome.stdout);
         for finding in expected {
-            assert!(outcome.stdout.contains(finding.as_str().unwrap()), "{file}: {}", outcome.stdout);
+            assert!(
+                outcome.stdout.contains(finding.as_str().unwrap()),
+                "{file}: {}",
+                outcome.stdout
+            );
         }
     }
     assert!(without >= 60, "{without}");

@@ -48,10 +48,13 @@ impl Recorded {
     }
 }
 
-const ONE_ADDRESS: &str = r#"echo '{"cniVersion":"1.0.0","ips":[{"address":"10.9.0.2/24","gateway":"10.9.0.1"}]}'"#;
+const ONE_ADDRESS: &str =
+    r#"echo '{"cniVersion":"1.0.0","ips":[{"address":"10.9.0.2/24","gateway":"10.9.0.1"}]}'"#;
 
 fn refusing(code: u32) -> String {
-    format!(r#"echo '{{"cniVersion":"1.0.0","code":{code},"msg":"no way","details":"said so"}}'; exit 1"#)
+    format!(
+        r#"echo '{{"cniVersion":"1.0.0","code":{code},"msg":"no way","details":"said so"}}'; exit 1"#
+    )
 }
 
 /// The outcomes of a series of calls, with the leases after each call.
@@ -142,7 +145,8 @@ fn a_copy_is_executed_and_a_link_is_not() {
     assert_eq!(error("copied"), "cnibox has no applet \"copied\"");
     assert_eq!(error("linked"), "cnibox has no applet \"linked\"");
     let container = Container::new();
-    let conf = json!({"name": "n", "cniVersion": "1.0.0", "ipam": node.host_local(&["10.1.0.0/24"])});
+    let conf =
+        json!({"name": "n", "cniVersion": "1.0.0", "ipam": node.host_local(&["10.1.0.0/24"])});
     let call = node.call("ptp", "ADD").conf(&conf).netns(&container.path());
     let programs = |call: &Call| {
         let (outcome, calls) = crate::support::strace::record(&node, call);
@@ -184,7 +188,8 @@ fn a_foreign_plugin_gets_the_environment_and_the_same_bytes() {
             if verb == "CHECK" {
                 conf["prevResult"] = scene.call(plugin, "ADD").result();
             }
-            let text = format!(" {}\n\t ", conf.to_string().replace("\"name\"", "\"x\" :\t1e3, \"name\""));
+            let text =
+                format!(" {}\n\t ", conf.to_string().replace("\"name\"", "\"x\" :\t1e3, \"name\""));
             let call = scene.call(plugin, verb).stdin(text.clone()).env("OTHER", "value");
             let call = call.env("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAME=p");
             let outcome = call.run();
@@ -400,7 +405,8 @@ fn an_interface_plugin_is_never_executed_as_ipam_plugin() {
     for plugin in ["bridge", "ptp"] {
         for (ipam, kind) in [("ptp", "interface"), ("flannel", "interface"), ("sbr", "chained")] {
             let (node, container) = (Node::new(), Container::new());
-            let call = |verb, conf: &Value| node.call(plugin, verb).conf(conf).netns(&container.path());
+            let call =
+                |verb, conf: &Value| node.call(plugin, verb).conf(conf).netns(&container.path());
             let good = json!({"name": "n", "cniVersion": "1.1.0", "cni.dev/valid-attachments": [],
                 "ipam": node.host_local(&["10.1.0.0/24"])});
             let mut conf = good.clone();
@@ -431,7 +437,10 @@ fn an_interface_plugin_is_refused_as_ipam_plugin() {
         fs::remove_file(&path).unwrap();
         if script {
             let own = executable();
-            node.script("ptp", &format!("echo >> {}.calls; exec {} ptp", path.display(), own.display()));
+            node.script(
+                "ptp",
+                &format!("echo >> {}.calls; exec {} ptp", path.display(), own.display()),
+            );
         } else {
             fs::copy(executable(), &path).unwrap();
         }

@@ -148,7 +148,8 @@ fn the_address_is_reusable_when_del_returns() {
     let conf = node.path("conf").display().to_string();
     fs::write(&conf, net.conf.to_string()).unwrap();
     // The next ADD follows at once.
-    let then = r#""$@" && CNI_COMMAND=ADD CNI_NETNS=$0 CNI_CONTAINERID=$NEXT "$@" <"$CONF" >/dev/null"#;
+    let then =
+        r#""$@" && CNI_COMMAND=ADD CNI_NETNS=$0 CNI_CONTAINERID=$NEXT "$@" <"$CONF" >/dev/null"#;
     for round in 0..20 {
         let [old, new] = [round % 2, (round + 1) % 2].map(|i| ends[i]);
         let mut line = scene.caller(BelowInit);

@@ -7,7 +7,9 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::support::node::{Call, Container, Node, Outcome, assert_unchanged, eventually, executable};
+use crate::support::node::{
+    Call, Container, Node, Outcome, assert_unchanged, eventually, executable,
+};
 
 /// A node with a network `pods` and attached containers.
 pub(crate) struct Ward {
@@ -102,7 +104,8 @@ impl Ward {
 
     /// A call of a node-wide `cnibox` tool.
     fn look(&self, args: &[&str]) -> Call {
-        let [leases, net_d] = ["leases", "net.d"].map(|name| self.node.path(name).display().to_string());
+        let [leases, net_d] =
+            ["leases", "net.d"].map(|name| self.node.path(name).display().to_string());
         let directories = ["--data-dir", &*leases, "--conf-dir", &net_d];
         self.cnibox(&[args, &directories].concat())
     }
@@ -112,7 +115,16 @@ impl Ward {
     fn detach(&self, pod: usize) {
         let id = format!("pod{pod}");
         let net_d = self.node.path("net.d").display().to_string();
-        let args = ["cnitool", "del", "pods", &self.pods[pod].path(), "--container-id", &id, "--conf-dir", &net_d];
+        let args = [
+            "cnitool",
+            "del",
+            "pods",
+            &self.pods[pod].path(),
+            "--container-id",
+            &id,
+            "--conf-dir",
+            &net_d,
+        ];
         assert_eq!(self.cnibox(&args).run().status, Some(0));
     }
 
@@ -146,7 +158,8 @@ impl Ward {
         let start = commands.iter().filter_map(|word| command.find(word)).min();
         let command = &command[start.unwrap_or_else(|| panic!("no command: {remedy}"))..];
         if let Some(args) = command.strip_prefix("cnibox ") {
-            let mut args: Vec<&str> = args.split_whitespace().take_while(|word| *word != "#").collect();
+            let mut args: Vec<&str> =
+                args.split_whitespace().take_while(|word| *word != "#").collect();
             let leases = self.node.path("leases").display().to_string();
             if args == ["gc"] {
                 args.extend(["--data-dir", &leases]);
@@ -197,7 +210,8 @@ fn assert_remedied_with_status(defects: &[(&str, &str)], expected: i32) {
         assert!(status == Some(expected) && text.contains(named), "{defect}: {status:?} {text}");
         for _ in 0..ROUNDS {
             for diagnosis in ward.diagnoses() {
-                let [subject, remedy] = ["object", "remedy"].map(|key| diagnosis[key].as_str().unwrap());
+                let [subject, remedy] =
+                    ["object", "remedy"].map(|key| diagnosis[key].as_str().unwrap());
                 ward.apply_remedy(subject, remedy);
             }
         }
@@ -209,12 +223,21 @@ fn assert_remedied_with_status(defects: &[(&str, &str)], expected: i32) {
 fn flushed_rules_are_reported_and_restored() {
     assert_remedied(&[
         ("nft flush ruleset", "missing: table inet cnibox_portmap is gone"),
-        ("nft delete table inet cnibox_masquerade", "missing: table inet cnibox_masquerade is gone"),
+        (
+            "nft delete table inet cnibox_masquerade",
+            "missing: table inet cnibox_masquerade is gone",
+        ),
         ("nft delete table bridge cnibox_spoof", "missing: table bridge cnibox_spoof is gone"),
         ("nft delete table inet cnibox_firewall", "missing: table inet cnibox_firewall is gone"),
-        ("nft delete table bridge cnibox_firewall", "missing: table bridge cnibox_firewall is gone"),
+        (
+            "nft delete table bridge cnibox_firewall",
+            "missing: table bridge cnibox_firewall is gone",
+        ),
         ("nft delete table inet cnibox_localhost", "missing: table inet cnibox_localhost is gone"),
-        ("nft flush map inet cnibox_portmap any4", "missing: map inet cnibox_portmap any4 was flushed"),
+        (
+            "nft flush map inet cnibox_portmap any4",
+            "missing: map inet cnibox_portmap any4 was flushed",
+        ),
         (
             "nft delete element inet cnibox_masquerade pods4 '{ 10.88.0.2 }'",
             "missing: 10.88.0.2 is missing in map inet cnibox_masquerade pods4",
@@ -231,7 +254,10 @@ fn damaged_host_links_are_reported_with_a_remedy() {
             "ip addr flush dev cni0",
             "gateway 10.88.0.1 is not an address of bridge \"cni0\"; ip addr add 10.88.0.1/16 dev cni0",
         ),
-        ("ip -6 addr del fd00:88::1/64 dev cni0", "gateway fd00:88::1 is not an address of bridge \"cni0\""),
+        (
+            "ip -6 addr del fd00:88::1/64 dev cni0",
+            "gateway fd00:88::1 is not an address of bridge \"cni0\"",
+        ),
         ("ip link set cni0 address 02:00:00:00:00:09", "Interface cni0 Mac"),
         ("ip link set $P down", "is down; ip link set veth"),
         ("ip link set $P nomaster", "is not a port of it: ip link set veth"),
@@ -257,7 +283,8 @@ fn deleted_links_are_reported() {
         let why = "was not detached: its link on the host is gone";
         assert!(status == Some(1) && text.contains(why), "{defect}: {status:?} {text}");
         for diagnosis in ward.diagnoses() {
-            let [subject, remedy] = ["object", "remedy"].map(|key| diagnosis[key].as_str().unwrap());
+            let [subject, remedy] =
+                ["object", "remedy"].map(|key| diagnosis[key].as_str().unwrap());
             ward.apply_remedy(subject, remedy);
         }
         assert_eq!(ward.doctor(), (Some(0), "healthy: 1 attachment\n".to_owned()), "{defect}");
@@ -268,15 +295,27 @@ fn deleted_links_are_reported() {
 fn damaged_container_interfaces_are_reported() {
     assert_remedied(&[
         ("$N ip link set eth0 down", "interface \"eth0\" is down; nsenter --net=/proc/"),
-        ("$N ip link set eth0 down; $N ip link set eth0 name eth7", "Interface name eth0 not found"),
+        (
+            "$N ip link set eth0 down; $N ip link set eth0 name eth7",
+            "Interface name eth0 not found",
+        ),
         ("$N ip addr flush dev eth0", "Failed to match addr 10.88.0.2/16 on interface eth0"),
-        ("$N ip -6 addr flush dev eth0 scope global", "Failed to match addr fd00:88::2/64 on interface eth0"),
+        (
+            "$N ip -6 addr flush dev eth0 scope global",
+            "Failed to match addr fd00:88::2/64 on interface eth0",
+        ),
         ("$N ip route del default", "Expected Route 0.0.0.0/0 via 10.88.0.1 not found"),
         ("$N ip -6 route del default", "Expected Route ::/0 via fd00:88::1 not found"),
         ("$N ip route del 10.88.0.0/16", "there is no route to 10.88.0.0/16"),
-        ("$N ip link set eth0 address 02:00:00:00:00:07", "doesn't match link Mac: 02:00:00:00:00:07"),
+        (
+            "$N ip link set eth0 address 02:00:00:00:00:07",
+            "doesn't match link Mac: 02:00:00:00:00:07",
+        ),
         ("$N ip link set eth0 mtu 1300", "configured MTU of eth0 is 1400, current value is 1300"),
-        ("$N sysctl -qw net.core.somaxconn=7", "configured value of net/core/somaxconn is 1000, current value is 7"),
+        (
+            "$N sysctl -qw net.core.somaxconn=7",
+            "configured value of net/core/somaxconn is 1000, current value is 7",
+        ),
     ]);
 }
 
@@ -285,9 +324,15 @@ fn wrong_kernel_parameters_are_reported_with_a_remedy() {
     assert_remedied(&[
         ("sysctl -qw net.ipv4.ip_forward=0", "net.ipv4.ip_forward is 0"),
         ("sysctl -qw net.ipv6.conf.all.forwarding=0", "net.ipv6.conf.all.forwarding is 0"),
-        ("sysctl -qw net.ipv6.conf.cni0.accept_ra=2", "\"cni0\" accepts router advertisements of containers"),
+        (
+            "sysctl -qw net.ipv6.conf.cni0.accept_ra=2",
+            "\"cni0\" accepts router advertisements of containers",
+        ),
         ("sysctl -qw net.ipv6.conf.$P.accept_ra=1", "accepts router advertisements of containers"),
-        ("sysctl -qw net.ipv4.conf.cni0.route_localnet=0", "sysctl net/ipv4/conf/cni0/route_localnet is not 1"),
+        (
+            "sysctl -qw net.ipv4.conf.cni0.route_localnet=0",
+            "sysctl net/ipv4/conf/cni0/route_localnet is not 1",
+        ),
         ("rm $D/leases/pods/10.88.0.2", "10.88.0.2 is not leased to this container"),
         ("rm $D/leases/pods/[0-9f]*", "Failed to find address added by container pod0"),
     ]);
@@ -330,7 +375,8 @@ fn bridged_traffic_that_bypasses_iptables_is_reported() {
         for (value, status) in [("0", 1), ("1", 0)] {
             ward.node.sh(make);
             // Without the module br_netfilter the sysctl does not exist.
-            let set = format!("sysctl -qw net.bridge.bridge-nf-call-iptables={value} && echo set || :");
+            let set =
+                format!("sysctl -qw net.bridge.bridge-nf-call-iptables={value} && echo set || :");
             let is_there = ward.node.sh(&set).contains("set");
             let (found, text) = ward.doctor();
             let status = if is_there { status } else { 2 };
@@ -387,13 +433,16 @@ fn strict_reverse_path_filtering_is_reported() {
         let args = ["cnitool", "add", "more", &path, "--container-id", "pod0", "--ifname", "net1"];
         ward.cnibox(&[&args[..], &["--conf-dir", &net_d]].concat()).printed();
     };
-    second(&json!([{"type": "bridge", "bridge": "cni1", "isGateway": true, "ipam": {"type": "host-local",
-        "dataDir": "LEASES", "subnet": "10.99.0.0/16", "routes": [{"dst": "0.0.0.0/0", "priority": 100}]}}]));
+    second(
+        &json!([{"type": "bridge", "bridge": "cni1", "isGateway": true, "ipam": {"type": "host-local",
+        "dataDir": "LEASES", "subnet": "10.99.0.0/16", "routes": [{"dst": "0.0.0.0/0", "priority": 100}]}}]),
+    );
     ward.pods[0].sh("sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.net1.rp_filter=0");
     assert_eq!(ward.doctor(), (Some(0), HEALTHY.to_owned()));
     ward.pods[0].sh("sysctl -qw net.ipv4.conf.all.rp_filter=1");
     let (status, text) = ward.doctor();
-    let named = "interface net1 (network more): replies leave through \"eth0\", but rp_filter is strict";
+    let named =
+        "interface net1 (network more): replies leave through \"eth0\", but rp_filter is strict";
     assert!(status == Some(1) && text.contains(named), "{status:?} {text}");
     for diagnosis in ward.diagnoses() {
         let [subject, remedy] = ["object", "remedy"].map(|key| diagnosis[key].as_str().unwrap());
@@ -421,7 +470,11 @@ fn foreign_rules_that_accept_traffic_are_not_reported() {
         fs::write(format!("/run/systemd/netif/links/{index}"), text).unwrap();
         let (status, text) = ward.doctor();
         assert_eq!(status, Some(i32::from(named)), "{text}");
-        assert_eq!(text.contains("warning: link \"cni0\": systemd-networkd manages it (configured)"), named, "{text}");
+        assert_eq!(
+            text.contains("warning: link \"cni0\": systemd-networkd manages it (configured)"),
+            named,
+            "{text}"
+        );
     }
     ward.node.sh("rm -r /run/systemd/netif");
     // NetworkManager's state files of devices.
@@ -443,8 +496,14 @@ fn foreign_rules_that_accept_traffic_are_not_reported() {
 fn defects_of_configurations_and_plugins_are_reported() {
     for (defect, named) in [
         ("rm $D/net.d/*", "net.d: no network configuration"),
-        ("echo '{' > $D/net.d/20.conflist", "net.d/20.conflist:2:1: error parsing configuration list"),
-        ("sed -i s/ipMasq\\\"/ipMask\\\"/ $D/net.d/10*", "unknown key \"ipMask\"; did you mean \"ipMasq\"?"),
+        (
+            "echo '{' > $D/net.d/20.conflist",
+            "net.d/20.conflist:2:1: error parsing configuration list",
+        ),
+        (
+            "sed -i s/ipMasq\\\"/ipMask\\\"/ $D/net.d/10*",
+            "unknown key \"ipMask\"; did you mean \"ipMasq\"?",
+        ),
         (
             "sed 's/\"pods\"/\"more\"/' $D/net.d/10-pods.conflist > $D/net.d/20.conflist",
             "overlaps 10.88.0.0/16 of network \"pods\"",
@@ -455,8 +514,14 @@ fn defects_of_configurations_and_plugins_are_reported() {
             "on this node: 10.88.7.0/24, in or around the subnet 10.88.0.0/16, is routed to \"docker0\"",
         ),
         ("rm $D/bin/portmap", "plugin \"portmap\": failed to find plugin \"portmap\" in path"),
-        ("ln -sfn nothing $D/bin/portmap", "bin/portmap is a dangling symbolic link; cnibox install /"),
-        ("ln -sfn nothing $D/bin/host-local", "bin/host-local is a dangling symbolic link; cnibox install /"),
+        (
+            "ln -sfn nothing $D/bin/portmap",
+            "bin/portmap is a dangling symbolic link; cnibox install /",
+        ),
+        (
+            "ln -sfn nothing $D/bin/host-local",
+            "bin/host-local is a dangling symbolic link; cnibox install /",
+        ),
         (
             "cp /bin/true $D/bin/cnibox; ln -sfn cnibox $D/bin/tuning",
             "bin/tuning is not the executable that runs now; cnibox install /",
@@ -488,7 +553,8 @@ fn an_address_leased_by_two_networks_is_reported() {
 fn a_reused_namespace_path_is_reported_as_another_container() {
     let mut ward = Ward::sized(&json!([]), 2);
     for (n, name) in ["old", "new"].iter().enumerate() {
-        let ipam = json!({"type": "host-local", "dataDir": "LEASES", "subnet": format!("10.{n}.0.0/24")});
+        let ipam =
+            json!({"type": "host-local", "dataDir": "LEASES", "subnet": format!("10.{n}.0.0/24")});
         ward.write(&format!("{n}.conflist"), name, &json!([{"type": "ptp", "ipam": ipam}]));
     }
     fs::remove_file(ward.node.path("net.d/10-pods.conflist")).unwrap();
@@ -508,13 +574,19 @@ fn a_reused_namespace_path_is_reported_as_another_container() {
     attach(&ward, 0, "new");
     let (status, text) = ward.doctor();
     assert_eq!(status, Some(1), "{text}");
-    assert!(text.contains("container old-pod, interface eth0 (network old): was not detached: "), "{text}");
+    assert!(
+        text.contains("container old-pod, interface eth0 (network old): was not detached: "),
+        "{text}"
+    );
     assert!(!text.contains("new-pod") && !text.contains("nsenter"), "{text}");
     let gc = |extra: &[&str]| ward.look(&[&["gc"], extra].concat());
     assert!(gc(&["-n"]).run().stdout.starts_with("would detach container old-pod"), "dry run");
     let refused = gc(&["--container", "new-pod"]).run();
     assert_eq!((refused.status, &*refused.stdout), (Some(1), ""));
-    assert!(refused.stderr.contains("nothing of container \"new-pod\" can be deleted: it is alive"), "{refused:?}");
+    assert!(
+        refused.stderr.contains("nothing of container \"new-pod\" can be deleted: it is alive"),
+        "{refused:?}"
+    );
     for unknown in [["--container", "none"], ["--network", "none"]] {
         let Outcome { status, stdout, .. } = gc(&unknown).run();
         assert_eq!((status, &*stdout), (Some(1), ""), "{unknown:?}");
@@ -547,7 +619,11 @@ fn uncertain_attachments_are_collected_by_name_only() {
     let (status, text) = ward.doctor();
     assert_eq!(status, Some(1), "{text}");
     assert!(text.contains("cnibox gc --network pods --container pod7 --conf-dir /"), "{text}");
-    assert!(gc(&[]).starts_with("no dead attachment was found\n1 in doubt: cnibox gc --dry-run --conf-dir /"));
+    assert!(
+        gc(&[]).starts_with(
+            "no dead attachment was found\n1 in doubt: cnibox gc --dry-run --conf-dir /"
+        )
+    );
     assert!(other.exists());
     assert!(gc(&["--container", "pod7"]).starts_with(&format!("detached {doubt}")));
     assert!(!other.exists() && file.exists());
@@ -559,11 +635,14 @@ fn uncertain_attachments_are_collected_by_name_only() {
 fn gc_spares_the_container_that_has_the_path_now() {
     let ipam = json!({"type": "host-local", "dataDir": "LEASES", "subnet": "10.88.0.0/24"});
     let ward = Ward::sized(&json!([{"type": "macvlan", "master": "wire0", "ipam": ipam}]), 1);
-    ward.node.sh("ip link add wire0 type veth peer name wire1; ip link set wire0 up; ip link set wire1 up");
+    ward.node.sh(
+        "ip link add wire0 type veth peer name wire1; ip link set wire0 up; ip link set wire1 up",
+    );
     ward.attach(0);
     let file = ward.node.path("cache/results/pods-pod0-eth0");
     let text = fs::read_to_string(&file).unwrap();
-    fs::write(ward.node.path("cache/results/pods-pod7-eth0"), text.replace("pod0", "pod7")).unwrap();
+    fs::write(ward.node.path("cache/results/pods-pod7-eth0"), text.replace("pod0", "pod7"))
+        .unwrap();
     let said = ward.look(&["gc", "--container", "pod7"]).printed();
     assert!(said.starts_with("detached container pod7, interface eth0: "), "{said}");
     ward.pods[0].sh("ip link show eth0");
@@ -589,7 +668,9 @@ fn state_of_dead_containers_is_collected() {
     ward.attach(2);
     ward.node.sh(&format!("rm {}/results/*pod2*", ward.node.path("cache").display()));
     ward.pods.truncate(1);
-    eventually("the links are gone", || ward.node.sh("ip -o link show type veth").lines().count() == 1);
+    eventually("the links are gone", || {
+        ward.node.sh("ip -o link show type veth").lines().count() == 1
+    });
     let (status, text) = ward.doctor();
     assert_eq!(status, Some(1), "{text}");
     for named in [

@@ -55,7 +55,10 @@ fn the_container_has_exactly_these_addresses_and_routes() {
     assert!(flags.contains(&json!("UP")) && flags.contains(&json!("NOARP")), "{flags:?}");
     assert_eq!(
         routes(&container.sh("ip route show")),
-        ["10.1.2.0/24 dev eth0 proto kernel scope link src 10.1.2.2", "default via 10.1.2.1 dev eth0"]
+        [
+            "10.1.2.0/24 dev eth0 proto kernel scope link src 10.1.2.2",
+            "default via 10.1.2.1 dev eth0"
+        ]
     );
     assert_eq!(
         routes(&container.sh("ip -6 route show")),
@@ -86,7 +89,10 @@ fn mtu_mac_and_dns_come_from_the_configuration() {
         let link = &container.ip("link show eth0")[0];
         assert_eq!((&link["mtu"], &link["address"]), (&json!(mtu), &json!(mac)));
         let entry = &result["interfaces"][0];
-        assert_eq!((&entry["mtu"], &entry["mac"], &result["dns"]), (&json!(mtu), &json!(mac), &dns));
+        assert_eq!(
+            (&entry["mtu"], &entry["mac"], &result["dns"]),
+            (&json!(mtu), &json!(mac), &dns)
+        );
         net.check(&container, &result).ok();
         net.del(&container);
     }

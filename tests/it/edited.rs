@@ -105,7 +105,8 @@ fn filtered(node: &Node, plugin: &str, backend: &str) -> Value {
 fn edited_bridge_portmap_firewall_with_nftables_is_deleted() {
     let node = Node::new();
     let mut plugins = filtered(&node, "bridge", "nftables");
-    let keys = json!({"bridge": "br0", "isGateway": true, "hairpinMode": true, "macspoofchk": true});
+    let keys =
+        json!({"bridge": "br0", "isGateway": true, "hairpinMode": true, "macspoofchk": true});
     plugins[0] = merged(&plugins[0], &keys);
     sweep(&node, &plugins);
 }
@@ -181,9 +182,12 @@ fn del_releases_leases_of_the_former_ipam_type() {
     let (node, container) = (Node::new(), Container::new());
     default_directory(&node);
     let ipam = |kind: &str| json!({"type": kind, "subnet": "10.1.0.0/24"});
-    let conf = |ipam: Value| json!({"cniVersion": "1.0.0", "name": "n", "type": "ptp", "ipam": ipam});
+    let conf =
+        |ipam: Value| json!({"cniVersion": "1.0.0", "name": "n", "type": "ptp", "ipam": ipam});
     let leases = || node.sh("ls /var/lib/cni/networks/n | grep -c '^10' || true");
-    for edited in [json!(null), json!({}), ipam("static"), ipam("host-locl"), ipam("bridge"), json!("x")] {
+    for edited in
+        [json!(null), json!({}), ipam("static"), ipam("host-locl"), ipam("bridge"), json!("x")]
+    {
         let call = |verb| node.call("ptp", verb).netns(&container.path());
         call("ADD").conf(&conf(ipam("host-local"))).result();
         assert_eq!(leases().trim(), "1");

@@ -38,7 +38,10 @@ fn list<'n>(node: &'n Node, kind: &str, keys: &Value) -> Conflist<'n> {
     ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
     let interface = json!({"type": kind, "bridge": "br0", "isGateway": true, "ipam": ipam});
     let egress = merged(&json!({"type": "egress"}), keys);
-    Conflist::new(node, json!({"cniVersion": "1.1.0", "name": "net", "plugins": [interface, egress]}))
+    Conflist::new(
+        node,
+        json!({"cniVersion": "1.1.0", "name": "net", "plugins": [interface, egress]}),
+    )
 }
 
 impl World {
@@ -50,7 +53,8 @@ impl World {
         let mut ipam = node.host_local(&["10.9.0.0/24", "2001:db8:9::/64"]);
         ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
         let ptp = json!({"cniVersion": "1.1.0", "name": "world", "plugins": [{"type": "ptp", "ipam": ipam}]});
-        let world = Conflist::new(&node, ptp).add(&Attached::new("world", &outside.path())).unwrap();
+        let world =
+            Conflist::new(&node, ptp).add(&Attached::new("world", &outside.path())).unwrap();
         let link = world["interfaces"][0]["name"].as_str().unwrap();
         for addr in FAR {
             let (length, via) = if addr.contains(':') { (128, "-6") } else { (32, "-4") };
@@ -63,7 +67,9 @@ impl World {
         bare.add(&Attached::new("neighbour", &neighbour.path())).unwrap();
         let result = list(&node, kind, keys).add(&Attached::new("c1", &inside.path())).unwrap();
         for container in [&outside, &neighbour, &inside] {
-            eventually("duplicate address detection", || container.sh("ip -6 addr show tentative").trim().is_empty());
+            eventually("duplicate address detection", || {
+                container.sh("ip -6 addr show tentative").trim().is_empty()
+            });
         }
         for ip in [OUTSIDE[1], FAR[3]] {
             assert!(neighbour.reaches(ip), "{ip}");
@@ -78,7 +84,11 @@ impl World {
 
     /// The host's end of the container's pair.
     fn end(&self) -> String {
-        let names = self.result["interfaces"].as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap());
+        let names = self.result["interfaces"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|entry| entry["name"].as_str().unwrap());
         names.into_iter().find(|name| name.starts_with("veth")).unwrap().to_owned()
     }
 

@@ -49,7 +49,8 @@ fn session(block: &str) -> Vec<(&str, Vec<&str>)> {
 /// Whether a printed line matches the page's line; `...` matches any text, and amounts of white
 /// space are equal.
 fn alike(page: &str, printed: &str) -> bool {
-    let [page, printed] = [page, printed].map(|l| l.split_whitespace().collect::<Vec<_>>().join(" "));
+    let [page, printed] =
+        [page, printed].map(|l| l.split_whitespace().collect::<Vec<_>>().join(" "));
     let Some((start, rest)) = page.split_once("...") else { return page == printed };
     let (middle, end) = rest.rsplit_once("...").unwrap_or(("", rest));
     let rest = printed.strip_prefix(start).and_then(|rest| rest.strip_suffix(end));
@@ -65,7 +66,9 @@ fn alike(page: &str, printed: &str) -> bool {
 /// prerequisites.
 fn prepare(node: &Node, page: &str) {
     node.sh("for dir in /opt /run /var/lib; do mount -t tmpfs -o mode=755 tmpfs $dir; done");
-    node.sh("ip link add eth1 type veth peer name lan1 && ip link set eth1 up && ip link set lan1 up");
+    node.sh(
+        "ip link add eth1 type veth peer name lan1 && ip link set eth1 up && ip link set lan1 up",
+    );
     fs::create_dir("/opt/cni").unwrap();
     symlink(node.bin(), "/opt/cni/bin").unwrap();
     symlink(executable(), node.bin().join("cnibox")).unwrap();
@@ -101,12 +104,16 @@ fn state(node: &Node) -> Snapshot {
 #[track_caller]
 pub(crate) fn works(node: &Node, page: &str) {
     prepare(node, page);
-    let &[begin, end] = &blocks(page!("README"), "sh")[..] else { panic!("two blocks of commands") };
+    let &[begin, end] = &blocks(page!("README"), "sh")[..] else {
+        panic!("two blocks of commands")
+    };
     let sessions: Vec<_> = blocks(page, "console").into_iter().map(session).collect();
     let [alive, after] = [0, 1].map(|i| sessions.get(i).map_or(&[][..], Vec::as_slice));
     assert!(!alive.is_empty(), "the page shows nothing of what the example makes");
     let marked = |commands: &[(&str, Vec<&str>)]| {
-        commands.iter().fold(String::new(), |all, (command, _)| all + "echo " + MARK + command + "\n")
+        commands
+            .iter()
+            .fold(String::new(), |all, (command, _)| all + "echo " + MARK + command + "\n")
     };
     // The prerequisites are repeated for the variables that they export; they are idempotent.
     let begin = [&blocks(page, "sh").concat(), "\n", begin].concat();
@@ -190,14 +197,16 @@ fn egress() {
 #[test]
 fn egress_policies() {
     let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/egress.md"));
-    let definition = blocks(page, "yaml")[0].split_once("config: |\n").unwrap().1.replace("\n    ", "\n");
+    let definition =
+        blocks(page, "yaml")[0].split_once("config: |\n").unwrap().1.replace("\n    ", "\n");
     let lists = blocks(page, "json").into_iter().chain([definition.as_str()]);
     for list in lists {
         let node = Node::new();
         prepare(&node, page);
         fs::write(node.path("try/example.conflist"), list).unwrap();
         let name = list.split("\"name\": \"").nth(1).unwrap().split('"').next().unwrap();
-        let steps = blocks(page!("README"), "sh").join("\n").replace(" example ", &format!(" {name} "));
+        let steps =
+            blocks(page!("README"), "sh").join("\n").replace(" example ", &format!(" {name} "));
         assert!(run(&node, &steps).starts_with("no mistake was found\n"), "{name}");
     }
 }

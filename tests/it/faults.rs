@@ -19,7 +19,8 @@ fn first_add(signal: Option<&str>) {
     let fresh = || {
         let node = Node::new();
         let ipam = node.host_local(&["10.1.0.0/24", "fd00:1::/64"]);
-        let conf = json!({"name": "n", "cniVersion": "1.0.0", "isDefaultGateway": true, "ipam": ipam});
+        let conf =
+            json!({"name": "n", "cniVersion": "1.0.0", "isDefaultGateway": true, "ipam": ipam});
         (node, Container::new(), conf)
     };
     let call = |node: &Node, container: &Container, conf: &Value, verb| {
@@ -70,7 +71,8 @@ fn no_lost_answer_leaves_anything(scene: &Scene, answers: &[&str]) {
     for point in strace::points(&calls).into_iter().filter(receives) {
         let point = point.and(3);
         for (errno, text) in [("EIO", "I/O error"), ("EINTR", "")] {
-            let (outcome, fired) = point.run(&scene.node, &scene.call("ADD"), &format!("error={errno}"));
+            let (outcome, fired) =
+                point.run(&scene.node, &scene.call("ADD"), &format!("error={errno}"));
             let why = format!("{} with {errno}: {outcome:?}", point.describe());
             match outcome.status {
                 Some(0) => scene.call("DEL").ok(),

@@ -49,7 +49,10 @@ pub(super) const ENV_V4: &str = "FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.
 
 /// The files below flannel's data directory.
 pub(super) fn kept(node: &Node) -> Vec<String> {
-    let text = node.sh(&format!("cd {} 2>/dev/null && find . -type f | sort || true", node.state("flannel").display()));
+    let text = node.sh(&format!(
+        "cd {} 2>/dev/null && find . -type f | sort || true",
+        node.state("flannel").display()
+    ));
     text.lines().map(str::to_owned).collect()
 }
 

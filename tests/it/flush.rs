@@ -111,7 +111,8 @@ fn damages(node: &Node) -> Vec<String> {
     let mut all = vec!["nft flush ruleset".to_owned()];
     for object in rules["nftables"].as_array().unwrap() {
         let (kind, object) = object.as_object().unwrap().iter().next().unwrap();
-        let [family, table, name] = ["family", "table", "name"].map(|key| object[key].as_str().unwrap_or_default());
+        let [family, table, name] =
+            ["family", "table", "name"].map(|key| object[key].as_str().unwrap_or_default());
         match kind.as_str() {
             "table" => {
                 all.push(format!("nft flush table {family} {name}"));
@@ -140,7 +141,8 @@ fn bridge<'n>(node: &'n Node, keys: &Value) -> Net<'n> {
 fn an_intact_host_needs_no_restoration_after_add() {
     let node = Node::new();
     let subnets = [&["10.1.2.0/24"][..], &["2001:db8:1::/64"], &["10.1.2.0/24", "2001:db8:1::/64"]];
-    for (subnets, backend) in subnets.iter().flat_map(|s| ["nftables", "iptables"].map(|b| (s, b))) {
+    for (subnets, backend) in subnets.iter().flat_map(|s| ["nftables", "iptables"].map(|b| (s, b)))
+    {
         for (policy, snat) in [("open", true), ("same-bridge", false), ("isolated", true)] {
             let keys = json!({"bridge": "br0", "isDefaultGateway": true, "ipMasq": true,
                 "ipMasqBackend": backend, "macspoofchk": true, "ipam": node.host_local(subnets)});
@@ -226,7 +228,8 @@ fn add_restores_accepted_traffic() {
     let row = Row::new(&node, vec![bridge(&node, &json!({})), firewall(&node, "same-bridge")]);
     node.sh("nft chain inet cnibox_firewall forward '{ policy drop; }'");
     node.sh("nft 'add rule inet cnibox_firewall admin counter comment \"mine\"'");
-    let is_partial = |damage: &String| ["flush chain", "flush set"].iter().any(|word| damage.contains(word));
+    let is_partial =
+        |damage: &String| ["flush chain", "flush set"].iter().any(|word| damage.contains(word));
     let damages: Vec<_> = damages(&node).into_iter().filter(is_partial).collect();
     row.survives(&damages, |first, second, ip| {
         assert!(first.reaches("192.0.2.2") && second.reaches("192.0.2.2"));
@@ -243,7 +246,8 @@ fn add_restores_host_ports() {
         let net = Net::new(&node, "portmap", "1.1.0", &json!({"backend": "nftables"}));
         net.with(keys)
     };
-    let on = |ip: &str| json!({"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ip});
+    let on =
+        |ip: &str| json!({"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ip});
     let ports = json!([on(""), on("10.1.2.1")]);
     let keys = json!({"runtimeConfig": {"portMappings": ports},
         "conditionsV6": ["ip6 saddr != 2001:db8:5::/64"]});
@@ -271,7 +275,8 @@ fn a_table_of_other_rules_is_rebuilt() {
     let outside = outside(&node);
     let net = bridge(&node, &json!({"ipMasq": true, "ipMasqBackend": "nftables"}));
     let row = Row::new(&node, vec![net]);
-    let comment = node.sh("nft list ruleset | grep -o '[0-9a-f-]*, net: net, if: eth0, id: c1' | head -1");
+    let comment =
+        node.sh("nft list ruleset | grep -o '[0-9a-f-]*, net: net, if: eth0, id: c1' | head -1");
     let t = "inet cnibox_masquerade";
     let replace_rules = || {
         node.sh(&format!(
@@ -357,7 +362,8 @@ fn crowd(count: u32) -> impl Iterator<Item = (String, IpNet, SpoofPart)> {
     (0..count).map(|n| {
         let addr = format!("10.2.{}.{}/16", n / 250, n % 250 + 1).parse().unwrap();
         let [.., high, low] = n.to_be_bytes();
-        let port = SpoofPart { name: format!("veth{n:08x}"), mac: MacAddress([2, 0, 0, 0, high, low]) };
+        let port =
+            SpoofPart { name: format!("veth{n:08x}"), mac: MacAddress([2, 0, 0, 0, high, low]) };
         (format!("crowd-{n}"), addr, port)
     })
 }
@@ -369,7 +375,8 @@ fn one_add_restores_500_containers() {
     for (id, addr, port) in crowd(500) {
         let owner = AttachmentId { network: "crowd", ifname: "eth0", id: &id };
         let netns = NetnsIdentity::at_path(Path::new(&home.path()));
-        let record = AttachmentRecord { netns, ..AttachmentRecord::new(owner, "bridge", &home.path()) };
+        let record =
+            AttachmentRecord { netns, ..AttachmentRecord::new(owner, "bridge", &home.path()) };
         record.save_with_addresses().unwrap();
         masquerade::add_addresses(&filter, RuleBackend::Nftables, owner, &[addr]).unwrap();
         spoof::add_port(&filter, owner, &port).unwrap();

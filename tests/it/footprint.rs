@@ -77,7 +77,9 @@ fn del_leaves_closing_its_deleting_sockets_to_the_kernel() {
         .collect();
     assert!(!opened.is_empty(), "nothing was deleted from nf_tables");
     for socket in opened {
-        let kept = |call: &&Syscall| call.text.contains("IORING_REGISTER_FILES") && call.text.contains(socket);
+        let kept = |call: &&Syscall| {
+            call.text.contains("IORING_REGISTER_FILES") && call.text.contains(socket)
+        };
         let keeper = named("io_uring_register").find(kept).expect(socket);
         let ring = keeper.text.split(',').next().unwrap();
         let closed = |what| {
@@ -177,7 +179,9 @@ fn a_chain_opens_few_sockets_and_reads_few_records() {
         assert_eq!(outcome.status, Some(0), "{outcome:?}");
         let sockets = calls.iter().filter(|call| call.name == "socket").count();
         let is_record = |call: &&Syscall| {
-            call.name.starts_with("open") && call.text.contains("/attachments/") && call.text.contains("RDONLY")
+            call.name.starts_with("open")
+                && call.text.contains("/attachments/")
+                && call.text.contains("RDONLY")
         };
         (outcome, [sockets, calls.iter().filter(is_record).count()])
     };
@@ -199,7 +203,8 @@ fn add_restores_unexpected_shared_state() {
     let shared = || {
         let of_one = ["CNI-DN-", " id: ", "10.1.0.", "fd00:1::"];
         let mut lines: Vec<_> = node.sh(RULES).lines().map(str::to_owned).collect();
-        lines.retain(|line| line.contains("CNI-") && !of_one.iter().any(|part| line.contains(part)));
+        lines
+            .retain(|line| line.contains("CNI-") && !of_one.iter().any(|part| line.contains(part)));
         lines.retain(|line| !line.starts_with("-N "));
         lines.sort();
         lines
@@ -226,7 +231,8 @@ fn del_starts_no_program_for_iptables() {
     let node = Node::new();
     let container = Container::new();
     let mut conf = Filtered::new(&node).bridge;
-    let call = |plugin, verb, conf: &Value| node.call(plugin, verb).conf(conf).netns(&container.path());
+    let call =
+        |plugin, verb, conf: &Value| node.call(plugin, verb).conf(conf).netns(&container.path());
     conf["prevResult"] = call("bridge", "ADD", &conf).result();
     let [portmap, firewall] = Filtered::chained(&conf["prevResult"], 8080);
     for (plugin, conf) in [&portmap, &firewall] {
@@ -249,7 +255,11 @@ fn version_reads_no_stdin_and_opens_no_socket() {
         assert_frugal(plugin, &calls, 0);
         let greedy = calls.iter().find(|call| {
             let reads_stdin = call.name == "read" && call.text.starts_with("0<");
-            reads_stdin || matches!(call.name.as_str(), "socket" | "setns" | "clone3" | "clone" | "fork" | "flock")
+            reads_stdin
+                || matches!(
+                    call.name.as_str(),
+                    "socket" | "setns" | "clone3" | "clone" | "fork" | "flock"
+                )
         });
         assert!(greedy.is_none(), "{plugin}: {greedy:?}");
     }
@@ -263,7 +273,9 @@ fn peak(call: &Call, input: &Value) -> [u64; 2] {
     let mut child = call.command().stdout(Stdio::from(writer)).spawn().unwrap();
     child.stdin.take().unwrap().write_all(input.to_string().as_bytes()).unwrap();
     let proc = format!("/proc/{}", child.id());
-    eventually("the result is written", || fs::read_to_string(format!("{proc}/wchan")).unwrap().contains("pipe_w"));
+    eventually("the result is written", || {
+        fs::read_to_string(format!("{proc}/wchan")).unwrap().contains("pipe_w")
+    });
     let status = fs::read_to_string(format!("{proc}/status")).unwrap();
     let kilobytes = ["VmHWM:", "RssAnon:"].map(|key| {
         let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();

@@ -160,7 +160,9 @@ fn the_reference_deletes_what_was_handed_over_in_iptables() {
     other["prevResult"]["interfaces"][2]["name"] = json!("eth1");
     other["prevResult"]["ips"][0]["address"] = json!("10.1.2.9/24");
     other["prevResult"]["ips"][1]["address"] = json!("2001:db8:1::9/64");
-    let on = |verb: &str| pod.node.call("portmap", verb).id("c1").netns(&pod.container.path()).conf(&other);
+    let on = |verb: &str| {
+        pod.node.call("portmap", verb).id("c1").netns(&pod.container.path()).conf(&other)
+    };
     on("ADD").ifname("eth1").result();
     assert_ne!(pod.ruleset(), first);
     let done = hand_over();

@@ -100,7 +100,10 @@ fn add_check_and_del_return_the_device() {
         assert_eq!((&link[0]["address"], &link[0]["ifalias"]), (&json!(MAC), &json!("hd0")));
         assert_eq!(link[0]["altnames"], json!(["a-long-name-of-hd0"]));
         assert_eq!(addresses(&container.ip("addr show eth0")), ["10.1.2.2/24", "2001:db8:1::2/64"]);
-        assert_eq!(node.sh("ip -o link show dev far0 | wc -l; ip -o link | grep -c hd0: || true"), "1\n0\n");
+        assert_eq!(
+            node.sh("ip -o link show dev far0 | wc -l; ip -o link | grep -c hd0: || true"),
+            "1\n0\n"
+        );
         let prev: Value = serde_json::from_str(&printed).unwrap();
         if !MILESTONES.contains(&version) {
             net.del(&container);
@@ -182,8 +185,14 @@ fn use_interface_network_moves_addresses_and_routes() {
              ip route add 203.0.113.0/24 dev hd0
              ip route add default via 2001:db8:7::9 dev hd0");
     let before = node.snapshot();
-    let wire =
-        ["192.0.2.9/24", "198.51.100.1/32", "203.0.113.1/32", "8.8.8.8/32", "2001:db8:7::9/64", "2001:db8:8::8/128"];
+    let wire = [
+        "192.0.2.9/24",
+        "198.51.100.1/32",
+        "203.0.113.1/32",
+        "8.8.8.8/32",
+        "2001:db8:7::9/64",
+        "2001:db8:8::8/128",
+    ];
     let own = ["192.0.2.7/24", "2001:db8:7::7/64"];
     for ipam in [false, true] {
         let container = Container::new();
@@ -204,13 +213,19 @@ fn use_interface_network_moves_addresses_and_routes() {
             assert!(result["routes"].as_array().unwrap().contains(&route), "{result}");
         }
         for address in wire {
-            node.sh(&format!("ip addr add {address} dev far0 $(case {address} in *:*) echo nodad;; esac)"));
+            node.sh(&format!(
+                "ip addr add {address} dev far0 $(case {address} in *:*) echo nodad;; esac)"
+            ));
             let address = address.split('/').next().unwrap();
             eventually(&format!("{address} answers, ipam: {ipam}"), || container.pings(address));
         }
         net.check(&container, &result).ok();
         container.sh("ip route del 203.0.113.0/24");
-        net.check_finds(&container, &result, "Expected Route 203.0.113.0/24 not found in routing table");
+        net.check_finds(
+            &container,
+            &result,
+            "Expected Route 203.0.113.0/24 not found in routing table",
+        );
         for address in wire {
             node.sh(&format!("ip addr del {address} dev far0"));
         }
@@ -375,7 +390,9 @@ fn fifty_containers_get_their_devices_concurrently() {
     const COUNT: usize = 50;
     let node = Node::new();
     let script: Vec<_> = (0..COUNT)
-        .map(|i| format!("link add hd{i} address 02:00:00:00:01:{i:02x} type veth peer name far{i}"))
+        .map(|i| {
+            format!("link add hd{i} address 02:00:00:00:01:{i:02x} type veth peer name far{i}")
+        })
         .collect();
     node.sh(&format!("printf '{}\\n' | ip -batch -", script.join("\\n")));
     let before = node.snapshot();
@@ -412,12 +429,14 @@ fn only_one_of_many_containers_gets_a_device() {
     for _ in 0..3 {
         let containers: Vec<_> = (0..COUNT).map(|_| Container::new()).collect();
         let paths: Vec<_> = containers.iter().map(Container::path).collect();
-        let call =
-            |verb: &str, i: usize| node.call("host-device", verb).conf(&conf).id(&format!("c{i}")).netns(&paths[i]);
+        let call = |verb: &str, i: usize| {
+            node.call("host-device", verb).conf(&conf).id(&format!("c{i}")).netns(&paths[i])
+        };
         let outcomes = at_once(COUNT, |i| call("ADD", i).run());
         let winners: Vec<_> = (0..COUNT).filter(|i| outcomes[*i].status == Some(0)).collect();
         assert_eq!(winners.len(), 1, "{outcomes:?}");
-        let has: Vec<_> = (0..COUNT).filter(|i| containers[*i].try_sh("ip link show eth0")).collect();
+        let has: Vec<_> =
+            (0..COUNT).filter(|i| containers[*i].try_sh("ip link show eth0")).collect();
         assert_eq!(has, winners);
         assert_eq!(records(&node).lines().count(), 1);
         assert_eq!(net.leases().len(), 1);

@@ -36,7 +36,11 @@ fn add(net: &Net<'_>, id: &str) -> Vec<String> {
     };
     match &result["ips"] {
         Value::Array(ips) => ips.iter().map(text).collect(),
-        _ => ["ip4", "ip6"].iter().filter(|f| result[**f].is_object()).map(|f| text(&result[*f])).collect(),
+        _ => ["ip4", "ip6"]
+            .iter()
+            .filter(|f| result[**f].is_object())
+            .map(|f| text(&result[*f]))
+            .collect(),
     }
 }
 
@@ -61,7 +65,11 @@ fn file(net: &Net<'_>, name: &str) -> String {
 /// The upstream test's configuration with more route attributes.
 fn upstream(node: &Node) -> Value {
     let resolv = node.path("resolv.conf");
-    fs::write(&resolv, "nameserver 192.0.2.3\n# x\ndomain example.com\nsearch a\nsearch b\noptions ndots:2\n").unwrap();
+    fs::write(
+        &resolv,
+        "nameserver 192.0.2.3\n# x\ndomain example.com\nsearch a\nsearch b\noptions ndots:2\n",
+    )
+    .unwrap();
     json!({"resolvConf": resolv,
         "ranges": [[{"subnet": "10.1.2.0/24"}, {"subnet": "10.2.2.0/24"}],
                    [{"subnet": "2001:db8:1::/64"}]],
@@ -85,7 +93,8 @@ fn add_prints_the_golden_result_and_keeps_the_references_files() {
         assert_eq!((outcome.status, outcome.stderr.as_str()), (Some(0), ""));
         for ip in ["10.1.2.2", "2001:db8:1::2"] {
             assert_eq!(file(&net, ip), "dummy\r\neth0");
-            let mode = node.sh(&format!("stat -c %a {}", node.path("leases/net").join(ip).display()));
+            let mode =
+                node.sh(&format!("stat -c %a {}", node.path("leases/net").join(ip).display()));
             assert_eq!(mode, "600\n");
         }
         assert_eq!(file(&net, "last_reserved_ip.0"), "10.1.2.2");
@@ -176,7 +185,9 @@ fn the_network_namespace_is_not_opened() {
     fs::write(&plain, "").unwrap();
     let container = Container::new();
     let before = container.snapshot(&node);
-    for (id, path) in [("a", plain.display().to_string()), ("b", "/no/such".into()), ("c", container.path())] {
+    for (id, path) in
+        [("a", plain.display().to_string()), ("b", "/no/such".into()), ("c", container.path())]
+    {
         net.call("ADD", id).netns(&path).result();
         net.call("CHECK", id).netns(&path).ok();
         net.call("DEL", id).netns(&path).ok();

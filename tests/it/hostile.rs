@@ -49,7 +49,9 @@ fn play(trick: usize, container: &Container, other: &Container) {
         0 => drop(sh(NAMESAKE)),
         1 => drop(sh(&format!("{NAMESAKE} address 02:00:00:00:00:77"))),
         2 => drop(sh(&format!("{NAMESAKE} && ip link add eth0 type veth peer name other"))),
-        3 => drop(sh(&format!("{NAMESAKE} && ip link set kept up && ip link add link kept eth0 type macvlan"))),
+        3 => drop(sh(&format!(
+            "{NAMESAKE} && ip link set kept up && ip link add link kept eth0 type macvlan"
+        ))),
         _ => {
             let there = Netns::open(other.path()).unwrap();
             container.run(|| {
@@ -157,7 +159,9 @@ fn check_does_not_trust_indexes_chosen_by_the_container() {
         play(4, &container, &other);
         let [index, peer] = ["ifindex", "link_index"].map(|key| show[key].to_string());
         let mac = show["address"].as_str().unwrap();
-        container.sh(&format!("ip link add eth0 index {index} address {mac} up type veth peer name x index {peer}"));
+        container.sh(&format!(
+            "ip link add eth0 index {index} address {mac} up type veth peer name x index {peer}"
+        ));
         let address = result["ips"][0]["address"].as_str().unwrap();
         container.sh(&format!("ip addr add {address} dev eth0"));
         let error = net.check(&container, &result).error();

@@ -91,7 +91,10 @@ fn a_record_of_flannel_is_kept_with_the_address() {
     let outcome = gc(&net, &[]).run();
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
     assert!(outcome.stderr.contains("GC keeps the record of container \"c1\""), "{outcome:?}");
-    assert_eq!((net.leases(), crate::flannel::kept(&node)), (vec!["10.1.2.2".into()], vec!["./c1".into()]));
+    assert_eq!(
+        (net.leases(), crate::flannel::kept(&node)),
+        (vec!["10.1.2.2".into()], vec!["./c1".into()])
+    );
     net.del(&one);
     assert_eq!((net.leases(), crate::flannel::kept(&node)), (vec![], vec![]));
     assert!(!one.try_sh("ip link show eth0"));

@@ -84,7 +84,8 @@ impl<'n> Installer<'n> {
     /// The names in the directory, without cnibox's own subdirectory.
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.directory).unwrap();
-        let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<String> =
+            entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         names.retain(|name| name != ".cnibox");
         names.sort();
         names
@@ -126,7 +127,8 @@ impl<'n> Installer<'n> {
 /// An ELF file that identifies itself as a reference plugin; not executable.
 fn like_the_reference(release: &str) -> Vec<u8> {
     let package = "github.com/containernetworking/plugins";
-    format!("\x7fELF path\t{package}/plugins/main/bridge\nmod\t{package}\tv{release}\th1:x=\n").into_bytes()
+    format!("\x7fELF path\t{package}/plugins/main/bridge\nmod\t{package}\tv{release}\th1:x=\n")
+        .into_bytes()
 }
 
 /// The executable under test with another version number of the same length.
@@ -173,7 +175,10 @@ fn every_applet_is_installed_in_every_mode() {
         let bridge = at.directory.join("bridge").symlink_metadata().unwrap();
         match mode {
             "symlink" => {
-                assert_eq!(fs::read_link(at.directory.join("bridge")).unwrap(), Path::new("cnibox"));
+                assert_eq!(
+                    fs::read_link(at.directory.join("bridge")).unwrap(),
+                    Path::new("cnibox")
+                );
             }
             "hardlink" => assert_eq!(bridge.ino(), binary.ino()),
             _ => assert!(bridge.ino() != binary.ino() && bridge.nlink() == 1),
@@ -222,7 +227,10 @@ fn the_reference_is_replaced_and_restored() {
     let said = at.uninstall();
     assert!(said.contains("restored: a reference plugin"), "{said}");
     assert_eq!(at.state(), before);
-    assert_eq!(fs::read(at.directory.join("bridge")).unwrap(), fs::read(peer.join("bridge")).unwrap());
+    assert_eq!(
+        fs::read(at.directory.join("bridge")).unwrap(),
+        fs::read(peer.join("bridge")).unwrap()
+    );
 }
 
 #[test]
@@ -377,7 +385,8 @@ fn a_configuration_is_installed_after_its_plugins() {
     let conf_dir = node.path("net.d");
     let source = node.path("10-x.conflist");
     let args = |extra: &[&'static str]| -> Vec<String> {
-        let own = ["--conflist", source.to_str().unwrap(), "--conf-dir", conf_dir.to_str().unwrap()];
+        let own =
+            ["--conflist", source.to_str().unwrap(), "--conf-dir", conf_dir.to_str().unwrap()];
         own.iter().chain(extra).map(|arg| (*arg).to_owned()).collect()
     };
     let run = |extra: &[&'static str]| {

@@ -31,9 +31,11 @@ fn ipam(node: &Node, line: &str) -> Call {
 
 /// `cnibox gc` with the leases of this node only.
 fn gc(node: &Node, line: &str) -> Call {
-    let [dir, conf, cache] = ["leases", "net.d", "cache"].map(|name| node.path(name).display().to_string());
+    let [dir, conf, cache] =
+        ["leases", "net.d", "cache"].map(|name| node.path(name).display().to_string());
     let directories = ["--data-dir", &dir, "--conf-dir", &conf, "--cache-dir", &cache];
-    let words: Vec<&str> = ["gc"].into_iter().chain(line.split_whitespace()).chain(directories).collect();
+    let words: Vec<&str> =
+        ["gc"].into_iter().chain(line.split_whitespace()).chain(directories).collect();
     node.cnibox(&words)
 }
 
@@ -60,12 +62,21 @@ fn the_list_shows_which_containers_live() {
     attach(&node, "another", "alive", &another);
     fs::write(node.path("leases/pods/203.0.113.10"), "old-form").unwrap();
     drop(dead);
-    eventually("the kernel removes the namespace", || listed(&node, "--network pods")[1]["alive"] == false);
+    eventually("the kernel removes the namespace", || {
+        listed(&node, "--network pods")[1]["alive"] == false
+    });
 
     let rows = listed(&node, "");
     let brief = |row: &Value| {
         let text = |key: &str| row[key].as_str().unwrap_or("-").to_owned();
-        format!("{} {} {} {} {}", text("network"), text("address"), text("container"), text("interface"), row["alive"])
+        format!(
+            "{} {} {} {} {}",
+            text("network"),
+            text("address"),
+            text("container"),
+            text("interface"),
+            row["alive"]
+        )
     };
     assert_eq!(
         rows.iter().map(brief).collect::<Vec<_>>(),
@@ -116,7 +127,15 @@ fn free_releases_an_address_or_all_of_a_container() {
     assert_eq!(node.leases("pods"), ["203.0.113.2", "203.0.113.5"]);
     ends_with(0, &ipam(&node, "free --network pods 203.0.113.2 --force"));
     // The plugin honours the journal entry.
-    assert_eq!(node.call("host-local", "CHECK").conf(&conf(&node, "pods")).id("c1").netns("/x").error().code, 999);
+    assert_eq!(
+        node.call("host-local", "CHECK")
+            .conf(&conf(&node, "pods"))
+            .id("c1")
+            .netns("/x")
+            .error()
+            .code,
+        999
+    );
     add(&node, "pods", "c1", "/x");
     for line in [
         "free --network pods 203.0.113.3",
@@ -126,7 +145,10 @@ fn free_releases_an_address_or_all_of_a_container() {
         "ls --network none",
     ] {
         let outcome = ends_with(1, &ipam(&node, line));
-        assert!(outcome.stdout.is_empty() && outcome.stderr.starts_with("ipam: "), "{line}: {outcome:?}");
+        assert!(
+            outcome.stdout.is_empty() && outcome.stderr.starts_with("ipam: "),
+            "{line}: {outcome:?}"
+        );
     }
     assert!(!crate::support::node::exists(node.path("leases/none")));
 }
@@ -143,15 +165,22 @@ fn gc_releases_dead_leases_and_a_dry_run_lists_them() {
         attach(&node, name, "dead", &dead);
     }
     let line = |word: &str, name: &str| {
-        format!("{word} 203.0.113.4 of container dead, interface eth0: its link on the host is gone (network {name})\n")
+        format!(
+            "{word} 203.0.113.4 of container dead, interface eth0: its link on the host is gone (network {name})\n"
+        )
     };
-    let [conf, cache, leases] = ["net.d", "cache", "leases"].map(|name| node.path(name).display().to_string());
+    let [conf, cache, leases] =
+        ["net.d", "cache", "leases"].map(|name| node.path(name).display().to_string());
     let options = format!(" --conf-dir {conf} --cache-dir {cache} --data-dir {leases}");
     let dry_line = |name: &str| {
         let doubt = "it has no link on the host that would show its end";
         line("would reclaim", name)
-            + &format!("in doubt: 203.0.113.3 of container unknown, interface eth0: {doubt} (network {name}); ")
-            + &format!("cnibox gc --network {name} --container unknown{options} # if it has ended\n")
+            + &format!(
+                "in doubt: 203.0.113.3 of container unknown, interface eth0: {doubt} (network {name}); "
+            )
+            + &format!(
+                "cnibox gc --network {name} --container unknown{options} # if it has ended\n"
+            )
     };
     eventually("the kernel removes the namespaces", || {
         listed(&node, "").iter().filter(|row| row["alive"] == false).count() == 2
@@ -162,12 +191,21 @@ fn gc_releases_dead_leases_and_a_dry_run_lists_them() {
     let own = own.collect::<Vec<_>>().join("\n") + "\n";
     assert_eq!(own, dry_line("more") + &dry_line("pods"));
     assert_eq!((node.leases("pods").len(), node.leases("more").len()), (3, 3));
-    let left =
-        |count: u8| format!("{count} in doubt: cnibox gc --dry-run{options} lists them with the command for each\n");
-    assert_eq!(ends_with(0, &gc(&node, "--network pods")).stdout, line("reclaimed", "pods") + &left(1));
+    let left = |count: u8| {
+        format!(
+            "{count} in doubt: cnibox gc --dry-run{options} lists them with the command for each\n"
+        )
+    };
+    assert_eq!(
+        ends_with(0, &gc(&node, "--network pods")).stdout,
+        line("reclaimed", "pods") + &left(1)
+    );
     assert_eq!((node.leases("pods").len(), node.leases("more").len()), (2, 3));
     assert_eq!(ends_with(0, &gc(&node, "")).stdout, line("reclaimed", "more") + &left(2));
-    assert_eq!(ends_with(0, &gc(&node, "")).stdout, format!("no dead attachment was found\n{}", left(2)));
+    assert_eq!(
+        ends_with(0, &gc(&node, "")).stdout,
+        format!("no dead attachment was found\n{}", left(2))
+    );
     // The advice is followed: the network has no configuration on this node.
     let named = "released 203.0.113.3 of container unknown, interface eth0: named by --container, it has no link on the \
         host that would show its end (network pods)\n";
@@ -178,9 +216,14 @@ fn gc_releases_dead_leases_and_a_dry_run_lists_them() {
     );
     assert_eq!(ends_with(0, &gc(&node, advice)).stdout, named);
     assert_eq!((node.leases("pods"), node.leases("more").len()), (vec!["203.0.113.2".into()], 2));
-    for nothing in [advice, "--network pods --container alive", "--network pods --container alive --json"] {
+    for nothing in
+        [advice, "--network pods --container alive", "--network pods --container alive --json"]
+    {
         let outcome = ends_with(1, &gc(&node, nothing));
-        assert!(outcome.stdout.is_empty() && outcome.stderr.contains("container \""), "{nothing}: {outcome:?}");
+        assert!(
+            outcome.stdout.is_empty() && outcome.stderr.contains("container \""),
+            "{nothing}: {outcome:?}"
+        );
     }
 }
 
@@ -193,7 +236,8 @@ fn every_data_dir_of_the_node_is_searched() {
     fs::create_dir(&net_d).unwrap();
     let containers = [Container::new(), Container::new()];
     for (n, (name, dir)) in [("own", &*below("own")), ("state", "/run/cni")].iter().enumerate() {
-        let ipam = json!({"type": "host-local", "dataDir": dir, "subnet": format!("203.0.{n}.0/24")});
+        let ipam =
+            json!({"type": "host-local", "dataDir": dir, "subnet": format!("203.0.{n}.0/24")});
         let list = json!({"name": name, "cniVersion": "1.1.0", "plugins": [{"type": "ptp", "ipam": ipam}]});
         fs::write(node.path(&format!("net.d/{n}.conflist")), list.to_string()).unwrap();
         let dirs = ["--conf-dir", &net_d, "--cache-dir", &cache, "--plugin-path", &bin];
@@ -210,7 +254,10 @@ fn every_data_dir_of_the_node_is_searched() {
         rows.iter().map(name).collect::<Vec<_>>()
     };
     let outcome = ipam(&["ls", "--json"]);
-    assert_eq!((networks(&outcome), &*outcome.stderr), (vec!["own true".into(), "state true".into()], ""));
+    assert_eq!(
+        (networks(&outcome), &*outcome.stderr),
+        (vec!["own true".into(), "state true".into()], "")
+    );
     // Only the cache, whose configurations tenants may write, names the directories.
     fs::remove_dir_all(&net_d).unwrap();
     let outcome = ipam(&["ls", "--json"]);
@@ -243,7 +290,9 @@ fn reservations_are_freed_on_request_only() {
     ends_with(0, &gc(&node, ""));
     assert_eq!(node.leases("pods").len(), 4);
     let lines = |word: &str| {
-        let line = |n| format!("{word} 203.0.113.{n}, which was reserved: the file is empty (network pods)\n");
+        let line = |n| {
+            format!("{word} 203.0.113.{n}, which was reserved: the file is empty (network pods)\n")
+        };
         line(7) + &line(9)
     };
     let dry = ends_with(1, &ipam(&node, "free --network pods --empty --dry-run"));
@@ -251,7 +300,9 @@ fn reservations_are_freed_on_request_only() {
     assert_eq!(node.leases("pods").len(), 4);
     assert_eq!(ends_with(0, &ipam(&node, "free --empty")).stdout, lines("freed"));
     assert_eq!(node.leases("pods"), ["203.0.113.2", "203.0.113.8"]);
-    let free = |status, line: &str| ends_with(status, &ipam(&node, &format!("free --network pods {line}"))).stdout;
+    let free = |status, line: &str| {
+        ends_with(status, &ipam(&node, &format!("free --network pods {line}"))).stdout
+    };
     let what = "203.0.113.8, which was reserved: the file names no container (network pods)\n";
     assert_eq!(free(1, "203.0.113.8 --dry-run"), format!("would free {what}"));
     assert_eq!(node.leases("pods").len(), 2);
@@ -267,10 +318,25 @@ fn reservations_are_freed_on_request_only() {
 fn help_is_printed_and_wrong_arguments_are_refused() {
     let node = Node::new();
     let help = ends_with(0, &node.tool("ipam", &["--help"]));
-    for word in ["ipam ls", "ipam free", "cnibox gc", "--data-dir", "--json", "--empty", "--dry-run", "Exit status"] {
+    for word in [
+        "ipam ls",
+        "ipam free",
+        "cnibox gc",
+        "--data-dir",
+        "--json",
+        "--empty",
+        "--dry-run",
+        "Exit status",
+    ] {
         assert!(help.stdout.contains(word), "{word}");
     }
-    for words in [&["rm"][..], &["free", "--network", "pods"], &["ls", "a", "b"], &["ls", "--dry-run"], &["ls", "-x"]] {
+    for words in [
+        &["rm"][..],
+        &["free", "--network", "pods"],
+        &["ls", "a", "b"],
+        &["ls", "--dry-run"],
+        &["ls", "-x"],
+    ] {
         let outcome = ends_with(2, &node.tool("ipam", words));
         assert!(outcome.stdout.is_empty() && outcome.stderr.contains("ipam --help"), "{outcome:?}");
     }

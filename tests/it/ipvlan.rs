@@ -36,7 +36,8 @@ fn chained<'n>(node: &'n Node, prev: &Value) -> Net<'n> {
 }
 
 fn prev(interfaces: &Value) -> Value {
-    let ips = json!([{"version": "4", "address": "10.1.2.2/24", "gateway": GATEWAY, "interface": 0}]);
+    let ips =
+        json!([{"version": "4", "address": "10.1.2.2/24", "gateway": GATEWAY, "interface": 0}]);
     json!({"interfaces": interfaces, "ips": ips, "routes": [{"dst": "0.0.0.0/0"}],
            "dns": {"domain": "before.example"}})
 }
@@ -70,7 +71,10 @@ fn all_modes_reach_siblings_and_the_gateway() {
         net.call("ADD", "c2").netns(&two.path()).result();
         let link = one.ip("-d link show eth0");
         assert_eq!(link[0]["linkinfo"]["info_data"]["mode"], kernel, "{key}");
-        assert_eq!((&link[0]["mtu"], &result["interfaces"][0]["mtu"]), (&json!(1300), &json!(1300)));
+        assert_eq!(
+            (&link[0]["mtu"], &result["interfaces"][0]["mtu"]),
+            (&json!(1300), &json!(1300))
+        );
         let master = node.ip("link show wire0");
         assert_eq!(link[0]["address"], master[0]["address"], "the MAC is the master's");
         assert_eq!(result["interfaces"][0]["mac"], master[0]["address"]);
@@ -136,7 +140,8 @@ fn prev_result_without_a_single_named_interface_is_refused() {
     wire(&node);
     let container = Container::new();
     let msg = "chained master failure. PrevResult lacks a single named interface";
-    for interfaces in [json!([]), json!([{"name": ""}]), json!([{"name": "a"}, {"name": "wire0"}])] {
+    for interfaces in [json!([]), json!([{"name": ""}]), json!([{"name": "a"}, {"name": "wire0"}])]
+    {
         chained(&node, &prev(&interfaces)).add_is_refused(&container, 7, msg);
     }
     // A named master needs no interface in the result.
@@ -268,10 +273,18 @@ fn a_failing_add_releases_address_and_interface() {
 fn check_reports_every_kind_of_damage() {
     needs!(lane::IPVLAN);
     for (inside, keys, msg) in [
-        ("true", json!({"mode": "l3"}), "Container IPVlan mode l2 does not match expected value: l3"),
+        (
+            "true",
+            json!({"mode": "l3"}),
+            "Container IPVlan mode l2 does not match expected value: l3",
+        ),
         ("true", json!({"master": "wire1"}), "interface \"eth0\" is not on top of \"wire1\""),
         ("true", json!({"master": "x"}), "failed to lookup master \"x\": Link not found"),
-        ("ip addr del 10.1.2.2/24 dev eth0", json!({}), "Failed to match addr 10.1.2.2/24 on interface eth0"),
+        (
+            "ip addr del 10.1.2.2/24 dev eth0",
+            json!({}),
+            "Failed to match addr 10.1.2.2/24 on interface eth0",
+        ),
         ("ip link set eth0 down", json!({}), "interface \"eth0\" is down"),
         ("ip link del eth0", json!({}), "Interface name eth0 not found in NETNS"),
         (

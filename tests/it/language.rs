@@ -28,13 +28,16 @@ impl Ground {
             ground.node.call("bridge", "ADD").conf(&conf).id(id).netns(&container.path()).result();
         }
         drop(dead);
-        eventually("its link is gone", || ground.node.sh("ip -o link show type veth").lines().count() == 1);
+        eventually("its link is gone", || {
+            ground.node.sh("ip -o link show type veth").lines().count() == 1
+        });
         ground
     }
 
     /// A tool with the directories of this node.
     fn tool(&self, line: &str) -> Call {
-        let [conf, cache, leases] = ["net.d", "cache", "leases"].map(|name| self.node.path(name).display().to_string());
+        let [conf, cache, leases] =
+            ["net.d", "cache", "leases"].map(|name| self.node.path(name).display().to_string());
         let mut words: Vec<&str> = line.split_whitespace().collect();
         let directories = match words[0] {
             "gc" | "ipam" | "doctor" => {
@@ -78,7 +81,9 @@ fn the_exit_status_tells_whether_something_was_found() {
     ] {
         ground.ends(line, 1);
     }
-    for tool in ["gc", "doctor", "lint", "repair", "ipam", "trace ls", "install", "uninstall", "sysdump"] {
+    for tool in
+        ["gc", "doctor", "lint", "repair", "ipam", "trace ls", "install", "uninstall", "sysdump"]
+    {
         ground.ends(&format!("{tool} --nonsense"), 2);
     }
     // Nothing.
@@ -95,7 +100,8 @@ fn the_exit_status_tells_whether_something_was_found() {
     // A warning, and an error.
     let file = ground.node.path("net.d/10-pods.conflist");
     let text = fs::read_to_string(&file).unwrap();
-    fs::write(&file, text.replace("\"bridge\":\"br0\"", "\"bridge\":\"br0\",\"brigde\":1")).unwrap();
+    fs::write(&file, text.replace("\"bridge\":\"br0\"", "\"bridge\":\"br0\",\"brigde\":1"))
+        .unwrap();
     ground.ends("lint --offline", 1);
     fs::write(&file, "{").unwrap();
     ground.ends("lint --offline", 1);
@@ -105,7 +111,8 @@ fn the_exit_status_tells_whether_something_was_found() {
 fn json_of_all_tools_has_the_same_keys() {
     let ground = Ground::new();
     let file = ground.node.path("net.d/20-odd.conf");
-    fs::write(&file, r#"{"cniVersion": "1.1.0", "name": "odd", "type": "bridge", "brigde": 1}"#).unwrap();
+    fs::write(&file, r#"{"cniVersion": "1.1.0", "name": "odd", "type": "bridge", "brigde": 1}"#)
+        .unwrap();
     let mut all = Vec::new();
     for (line, status) in [
         ("lint --offline --json", 1),
@@ -133,12 +140,15 @@ fn json_of_all_tools_has_the_same_keys() {
 fn repair_and_trace_print_json() {
     let ground = Ground::new();
     let netns = Container::new();
-    let [conf, cache, bin] = ["net.d", "cache", "bin"].map(|name| ground.node.path(name).display().to_string());
+    let [conf, cache, bin] =
+        ["net.d", "cache", "bin"].map(|name| ground.node.path(name).display().to_string());
     let add = ["cnitool", "add", "pods", &netns.path(), "--conf-dir", &conf, "--cache-dir", &cache];
     let add = ground.node.cnibox(&[&add[..], &["--plugin-path", &bin]].concat());
     add.env("CNI_LOG", "trace").printed();
     ground.node.sh("ip link del br0");
-    for (line, status, action) in [("repair --dry-run --json", 1, "missing"), ("repair --json", 0, "restored")] {
+    for (line, status, action) in
+        [("repair --dry-run --json", 1, "missing"), ("repair --json", 0, "restored")]
+    {
         let found = ground.objects(line, status);
         let bridge = found.iter().find(|found| found["object"] == "bridge \"br0\"").unwrap();
         assert_eq!(bridge["action"], action, "{found:?}");
@@ -147,7 +157,10 @@ fn repair_and_trace_print_json() {
     }
     let calls = ground.objects("trace ls --json", 0);
     let call = calls.iter().find(|call| call["call"] == "bridge ADD").unwrap();
-    assert_eq!((&call["network"], &call["code"], &call["problem"]), (&json!("pods"), &json!(0), &json!("")));
+    assert_eq!(
+        (&call["network"], &call["code"], &call["problem"]),
+        (&json!("pods"), &json!(0), &json!(""))
+    );
     assert!(call["seconds"].as_f64().unwrap() > 0.0, "{call}");
     let show = format!("trace show {} --json", call["id"].as_str().unwrap());
     let steps = ground.objects(&show, 0);
@@ -161,14 +174,22 @@ fn repair_and_trace_print_json() {
 #[test]
 fn an_address_in_use_is_freed_by_force_only() {
     let ground = Ground::new();
-    for line in ["ipam free --network pods living", "ipam free --network pods 203.0.113.2 --dry-run"] {
+    for line in
+        ["ipam free --network pods living", "ipam free --network pods 203.0.113.2 --dry-run"]
+    {
         let outcome = ground.ends(line, 1);
         let refusal = "203.0.113.2 of container living, interface eth0 is in use: its link on the host exists";
-        assert!(outcome.stderr.contains(refusal) && outcome.stderr.contains("--force"), "{outcome:?}");
+        assert!(
+            outcome.stderr.contains(refusal) && outcome.stderr.contains("--force"),
+            "{outcome:?}"
+        );
     }
     assert_eq!(ground.node.leases("pods").len(), 2);
     let freed = ground.ends("ipam free --network pods living --force", 0);
-    assert_eq!(freed.stdout, "freed 203.0.113.2 of container living, interface eth0 (network pods)\n");
+    assert_eq!(
+        freed.stdout,
+        "freed 203.0.113.2 of container living, interface eth0 (network pods)\n"
+    );
     ground.ends("ipam free --network pods dead", 0);
     assert_eq!(ground.node.leases("pods"), [""; 0]);
 }

@@ -60,7 +60,8 @@ fn the_example_runtime_attaches_runs_and_detaches() {
     let script = "ping -n -c 1 -W 2 10.4.0.1 >/dev/null && ip -j address show eth0; exit 7";
     let outcome = example(&node, "runtime", &[&list, "sh", "-c", script]).run();
     assert_eq!((outcome.status, outcome.stderr.as_str()), (Some(7), ""), "{outcome:?}");
-    let printed: Vec<Value> = Deserializer::from_str(&outcome.stdout).into_iter().map(Result::unwrap).collect();
+    let printed: Vec<Value> =
+        Deserializer::from_str(&outcome.stdout).into_iter().map(Result::unwrap).collect();
     let [result, inside] = &printed[..] else { panic!("{outcome:?}") };
     assert_eq!(result["ips"][0]["address"], "10.4.0.2/24", "{result}");
     assert_eq!(inside[0]["addr_info"][0]["local"], "10.4.0.2", "{inside}");
@@ -79,13 +80,13 @@ fn the_example_runtime_attaches_runs_and_detaches() {
 fn the_example_runtime_drives_the_plugins_of_the_reference() {
     let Some(peer) = compare::peer("the example runtime") else { return };
     let node = node();
-    let bridge =
-        json!({"type": "bridge", "bridge": "pods0", "isGateway": true, "ipam": node.host_local(&["10.4.0.0/24"])});
+    let bridge = json!({"type": "bridge", "bridge": "pods0", "isGateway": true, "ipam": node.host_local(&["10.4.0.0/24"])});
     let tuning = json!({"type": "tuning", "mtu": 1400});
     let list = json!({"cniVersion": "1.0.0", "name": "pods", "plugins": [bridge, tuning]});
     fs::write(list_of(&node), list.to_string()).unwrap();
     let script = "ping -n -c 1 -W 2 10.4.0.1 >/dev/null && cat /sys/class/net/eth0/mtu";
-    let call = example(&node, "runtime", &[&list_of(&node).display().to_string(), "sh", "-c", script]);
+    let call =
+        example(&node, "runtime", &[&list_of(&node).display().to_string(), "sh", "-c", script]);
     let outcome = call.env("CNI_PATH", &peer.display().to_string()).run();
     assert_eq!((outcome.status, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
     assert!(outcome.stdout.ends_with("}\n1400\n"), "{outcome:?}");

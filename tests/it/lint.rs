@@ -29,7 +29,8 @@ fn list(name: &str, plugins: &Value) -> String {
 /// The output of lint for the directory's files, without the directory's name.
 fn run(node: &Node, args: &[&str]) -> (Option<i32>, String) {
     let directory = node.path("net.d").display().to_string();
-    let Outcome { status, stdout, stderr } = cnibox(node, &[&["lint", &directory], args].concat()).run();
+    let Outcome { status, stdout, stderr } =
+        cnibox(node, &[&["lint", &directory], args].concat()).run();
     assert_eq!(stderr, "");
     (status, stdout.replace(&format!("{directory}/"), "").replace(&directory, "DIR"))
 }
@@ -85,7 +86,8 @@ fn assert_told(node: &Node, plugins: &Value, key: &str, said: &str) {
     let (found, lines) = run(node, &["--offline"]);
     let quoted = format!("\"{key}\"");
     let places = text.match_indices(&quoted).map(|(i, _)| i + 1);
-    let expected: Vec<String> = places.map(|column| format!("10-pods.conflist:1:{column}: {said}\n")).collect();
+    let expected: Vec<String> =
+        places.map(|column| format!("10-pods.conflist:1:{column}: {said}\n")).collect();
     assert!(expected.contains(&lines), "{lines}\n{expected:?}");
     assert_eq!(found, Some(1), "{lines}");
 }
@@ -110,7 +112,11 @@ fn unknown_keys_and_wrong_values_are_reported() {
             "isDefaultGatway",
             r#"warning: plugin 0 "bridge": unknown key "isDefaultGatway"; did you mean "isDefaultGateway"?"#,
         ),
-        (ranged(&json!({"colour": "red"})), "colour", r#"warning: plugin 0 "bridge": unknown key "colour"; remove it"#),
+        (
+            ranged(&json!({"colour": "red"})),
+            "colour",
+            r#"warning: plugin 0 "bridge": unknown key "colour"; remove it"#,
+        ),
         (
             json!([with(&json!({"mtu": "15"}))]),
             "mtu",
@@ -338,11 +344,18 @@ fn conflicts_between_networks_are_reported() {
             "remedy": remedy})
     };
     let printed = cnibox(&node, &["lint", &directory, "--offline", "--json"]).run().stdout;
-    let overlap = format!("subnet 10.88.7.0/24 overlaps 10.88.0.0/16 of network \"a\" in {directory}/10-a.conflist");
+    let overlap = format!(
+        "subnet 10.88.7.0/24 overlaps 10.88.0.0/16 of network \"a\" in {directory}/10-a.conflist"
+    );
     assert_eq!(
         serde_json::from_str::<Value>(&printed).unwrap(),
         json!([
-            object("20-b.conflist", "b", overlap, "two containers may get the same address: choose another subnet"),
+            object(
+                "20-b.conflist",
+                "b",
+                overlap,
+                "two containers may get the same address: choose another subnet"
+            ),
             object(
                 "30-a.conflist",
                 "a",
@@ -394,7 +407,8 @@ fn subnets_that_the_node_routes_elsewhere_are_reported() {
         write(&node, "10-pods.conflist", &list("pods", &json!([plugin])));
         let (status, lines) = run(&node, &[]);
         let said = "on this node: 10.88.0.0/16, in or around the subnet 10";
-        let link = "is routed to \"docker0\"; containers, or hosts behind that link, are not reached";
+        let link =
+            "is routed to \"docker0\"; containers, or hosts behind that link, are not reached";
         assert_eq!(lines.contains(said) && lines.contains(link), is_told, "{plugin}: {lines}");
         assert_eq!(status, Some(is_told.into()), "{plugin}: {lines}");
         assert_eq!(run(&node, &["--offline"]).0, Some(0), "{plugin}");
@@ -410,7 +424,8 @@ fn missing_hairpin_mode_for_own_ports_is_reported() {
         println!("skipped: no br_netfilter");
         return;
     }
-    let text = "note: plugin 1 \"portmap\": on this node: a container does not reach its own mapped ports";
+    let text =
+        "note: plugin 1 \"portmap\": on this node: a container does not reach its own mapped ports";
     for (value, keys, is_noted) in [
         ("1", json!({}), true),
         ("0", json!({}), false),
@@ -442,8 +457,14 @@ fn cnitool_validate_and_install_use_lint() {
     assert_eq!((status, stdout.as_str()), (Some(1), ""));
     assert!(stderr.contains("10-bad.conflist:1:") && stderr.contains("in \"mtu\""), "{stderr}");
     let (status, stdout, stderr) = validate("odd");
-    assert_eq!((status, stdout.as_str()), (Some(0), "network odd\nversion 1.0.0\nplugins bridge\n"));
-    assert!(stderr.contains("20-odd.conflist:1:") && stderr.contains("did you mean \"mtu\"?"), "{stderr}");
+    assert_eq!(
+        (status, stdout.as_str()),
+        (Some(0), "network odd\nversion 1.0.0\nplugins bridge\n")
+    );
+    assert!(
+        stderr.contains("20-odd.conflist:1:") && stderr.contains("did you mean \"mtu\"?"),
+        "{stderr}"
+    );
 
     let install = |file: &Path| {
         let (target, root) = ("/plugins", node.path("root").display().to_string());
@@ -484,11 +505,14 @@ fn nested(path: &str) -> Value {
 fn lint_knows_every_documented_key() {
     let node = Node::new();
     let mut seen = 0;
-    for applet in cnibox::testing::APPLETS.iter().filter(|a| a.kind != cnibox::testing::AppletKind::Tool) {
+    for applet in
+        cnibox::testing::APPLETS.iter().filter(|a| a.kind != cnibox::testing::AppletKind::Tool)
+    {
         let name = applet.name;
         for path in documented(name).iter().filter(|path| !path.starts_with("runtimeConfig")) {
             // The keys of host-local's ranges and portmap's ports have separate tables.
-            let path = if path.starts_with("ranges") { format!("ipam.{path}") } else { path.clone() };
+            let path =
+                if path.starts_with("ranges") { format!("ipam.{path}") } else { path.clone() };
             if path.starts_with("portMappings") {
                 continue;
             }
@@ -555,7 +579,8 @@ fn misplaced_keys_are_reported_with_their_level() {
 fn unknown_keys_of_a_list_are_accepted() {
     let node = Node::new();
     let list = |keys: &Value| {
-        let plugins = json!([with(&json!({"_note": 1, "//": "x", "Documentation": "/doc"})), portmap()]);
+        let plugins =
+            json!([with(&json!({"_note": 1, "//": "x", "Documentation": "/doc"})), portmap()]);
         let list = json!({"cniVersion": "1.0.0", "name": "pods", "plugins": plugins});
         write(&node, "10-pods.conflist", &merged(&list, keys).to_string());
         run(&node, &["--offline"])
@@ -564,7 +589,8 @@ fn unknown_keys_of_a_list_are_accepted() {
     assert_eq!(list(&json!({"nerdctlID": "1", "nerdctlLabels": {}, "x-owner": "me"})), whole);
     for key in ["capabilities", "args", "isGateway", "snat"] {
         let (status, said) = list(&json!({key: {"ips": true}}));
-        let text = format!("list: \"{key}\" beside \"plugins\" is not read; move it into the object");
+        let text =
+            format!("list: \"{key}\" beside \"plugins\" is not read; move it into the object");
         assert!(status == Some(1) && said.contains(&text), "{key}: {said}");
     }
 }
@@ -572,12 +598,16 @@ fn unknown_keys_of_a_list_are_accepted() {
 #[test]
 fn unusable_values_are_reported() {
     let node = Node::new();
-    let routed = |dst: &str| bridge(&merged(&pool("10.88.0.0/16"), &json!({"routes": [{"dst": dst}]})));
+    let routed =
+        |dst: &str| bridge(&merged(&pool("10.88.0.0/16"), &json!({"routes": [{"dst": dst}]})));
     let fixed = |address: &str| json!({"type": "static", "addresses": [{"address": address, "gateway": "10.9.0.1"}]});
     for (plugin, said) in [
         (ranged(&json!({"rangeEnd": "10.88.255.255"}))[0].clone(), "broadcast address"),
         (ranged(&json!({"rangeStart": "10.88.0.0"}))[0].clone(), "network address"),
-        (ranged(&json!({"gateway": "10.88.255.255"}))[0].clone(), "gateway 10.88.255.255 is the broadcast"),
+        (
+            ranged(&json!({"gateway": "10.88.255.255"}))[0].clone(),
+            "gateway 10.88.255.255 is the broadcast",
+        ),
         (routed("::/0"), "the route to ::/0 is of IPv6, but no address is"),
         (routed("10.88.0.0/0"), "the route to 10.88.0.0/0 is the default route"),
         (bridge(&fixed("10.1.0.5/32")), "the gateway 10.9.0.1 is in no subnet of the interface"),

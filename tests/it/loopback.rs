@@ -99,7 +99,10 @@ fn gc_and_status_succeed_and_change_nothing() {
 fn a_prev_result_is_passed_on_unchanged() {
     let node = Node::new();
     for (version, prev) in [
-        ("0.2.0", json!({"ip4": {"ip": "10.0.0.2/24", "routes": [{"dst": "0.0.0.0/0"}]}, "dns": {"domain": "x"}})),
+        (
+            "0.2.0",
+            json!({"ip4": {"ip": "10.0.0.2/24", "routes": [{"dst": "0.0.0.0/0"}]}, "dns": {"domain": "x"}}),
+        ),
         // Not convertible; passed through.
         ("0.2.0", json!({"cniVersion": "0.2.0", "dns": {}})),
         (
@@ -174,9 +177,10 @@ fn check_reports_lo_down() {
 #[test]
 fn a_path_that_is_no_namespace_is_refused_with_code_8() {
     let node = Node::new();
-    for (path, why) in
-        [("/no/such", "failed to Statfs \"/no/such\": no such file or directory"), ("/", "unknown FS magic on \"/\": ")]
-    {
+    for (path, why) in [
+        ("/no/such", "failed to Statfs \"/no/such\": no such file or directory"),
+        ("/", "unknown FS magic on \"/\": "),
+    ] {
         for verb in ["ADD", "CHECK"] {
             let error = net(&node, "1.1.0").call(verb, "c1").netns(path).error();
             assert!(error.code == 8 && error.msg.contains(why), "{error:?}");

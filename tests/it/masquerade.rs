@@ -19,7 +19,8 @@ const HOST: [&str; 2] = ["192.0.2.1", "2001:db8:ff::1"];
 const OUTSIDE: [&str; 2] = ["192.0.2.2", "2001:db8:ff::2"];
 
 /// `ipMasqBackend`, and the iptables variant.
-const BACKENDS: [(&str, &str); 3] = [("nftables", ""), ("iptables", "iptables-nft"), ("iptables", "iptables-legacy")];
+const BACKENDS: [(&str, &str); 3] =
+    [("nftables", ""), ("iptables", "iptables-nft"), ("iptables", "iptables-legacy")];
 
 /// A network with a back end, on a node with an external network.
 struct Masq<'n> {
@@ -35,7 +36,8 @@ impl<'n> Masq<'n> {
                           "isGateway": true, "ipam": merged(&ipam, &json!({"routes": gateway}))});
         let net = Net::new(node, plugin, "1.1.0", &keys);
         let path = std::env::var("PATH").unwrap();
-        let path = if flavour.is_empty() { path } else { format!("{}:{path}", flavoured(node, flavour)) };
+        let path =
+            if flavour.is_empty() { path } else { format!("{}:{path}", flavoured(node, flavour)) };
         Masq { net, path }
     }
 
@@ -133,8 +135,10 @@ pub(crate) fn seen(client: &impl Place, server: &impl Place, ip: &str) -> String
 
 /// All rules of both iptables variants and nftables, without counters.
 fn rules(node: &Node) -> String {
-    let iptables = "iptables-nft-save; ip6tables-nft-save; iptables-legacy-save; ip6tables-legacy-save";
-    let text = node.sh(&format!("nft -s list ruleset 2>&1; {{ {iptables}; }} 2>&1 | grep -v '^#'; true"));
+    let iptables =
+        "iptables-nft-save; ip6tables-nft-save; iptables-legacy-save; ip6tables-legacy-save";
+    let text =
+        node.sh(&format!("nft -s list ruleset 2>&1; {{ {iptables}; }} 2>&1 | grep -v '^#'; true"));
     let line = |line: &str| line.split(" [").next().unwrap_or_default().to_owned();
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
@@ -168,7 +172,10 @@ fn masquerading_applies_outside_of_the_subnet_only() {
             let (outside, one, two) = (outside(node), Container::new(), Container::new());
             let first = masq.add("c1", &one);
             masq.add("c2", &two);
-            for (at, ips) in [("10.1.2.2", "10.1.2.3"), ("2001:db8:1::2", "2001:db8:1::3")].into_iter().enumerate() {
+            for (at, ips) in [("10.1.2.2", "10.1.2.3"), ("2001:db8:1::2", "2001:db8:1::3")]
+                .into_iter()
+                .enumerate()
+            {
                 assert_eq!(seen(&one, &outside, OUTSIDE[at]), HOST[at]);
                 assert_eq!(seen(&two, &outside, OUTSIDE[at]), HOST[at]);
                 assert_eq!(seen(&one, &two, ips.1), ips.0, "inside the subnet");
@@ -238,7 +245,8 @@ fn del_keeps_masquerading_of_other_attachments() {
         let other = masq.with(&json!({"name": "net2", "ipam": ipam, "bridge": "br7"}));
         let (outside, one, two) = (outside(node), Container::new(), Container::new());
         let on_eth1 = |verb: &str, prev: &Value| {
-            let known = masq.with(&json!({"prevResult": prev, "ipam": node.host_local(&["10.1.2.0/24"])}));
+            let known =
+                masq.with(&json!({"prevResult": prev, "ipam": node.host_local(&["10.1.2.0/24"])}));
             known.call(verb, "c1", &one.path()).ifname("eth1")
         };
         masq.add("c2", &two);
@@ -304,7 +312,10 @@ fn check_covers_every_address_of_the_container() {
     let check = masq.with(&json!({"prevResult": prev})).call("CHECK", "c1", &one.path());
     check.ok();
     node.sh("nft delete element inet cnibox_masquerade pods6 '{ 2001:db8:1::2 }'");
-    assert_eq!(check.error().brief(), (999, "2001:db8:1::2 is missing in map inet cnibox_masquerade pods6"));
+    assert_eq!(
+        check.error().brief(),
+        (999, "2001:db8:1::2 is missing in map inet cnibox_masquerade pods6")
+    );
 }
 
 #[test]
@@ -312,7 +323,9 @@ fn add_and_status_check_the_back_end() {
     let node = Node::new();
     for plugin in ["bridge", "ptp"] {
         let masq = Masq::new(&node, plugin, BACKENDS[0]);
-        let status = |masq: &Masq<'_>| masq.call("STATUS", "", "").without("CNI_CONTAINERID").without("CNI_NETNS");
+        let status = |masq: &Masq<'_>| {
+            masq.call("STATUS", "", "").without("CNI_CONTAINERID").without("CNI_NETNS")
+        };
         status(&masq).ok();
         let bad = masq.with(&json!({"ipMasqBackend": "ebtables"}));
         let container = Container::new();
@@ -349,7 +362,9 @@ fn an_iptables_without_comments_is_not_selected() {
     }
     let mut masq = Masq::new(&node, "bridge", ("iptables", ""));
     masq.path = format!("{}:{}", node.bin().display(), masq.path);
-    let status = |masq: &Masq<'_>| masq.call("STATUS", "", "").without("CNI_CONTAINERID").without("CNI_NETNS");
+    let status = |masq: &Masq<'_>| {
+        masq.call("STATUS", "", "").without("CNI_CONTAINERID").without("CNI_NETNS")
+    };
     let container = Container::new();
     for call in [status(&masq), masq.call("ADD", "c1", &container.path())] {
         let error = call.error();
@@ -382,7 +397,8 @@ fn each_deletes_rules_of_the_other() {
             let node = Node::new();
             let masq = Masq::new(&node, plugin, ("iptables", flavour));
             let masq = masq.with(&json!({"cniVersion": "1.0.0"}));
-            let theirs = |call: Call| call.program(format!("{peer}/{plugin}")).env("CNI_PATH", &peer);
+            let theirs =
+                |call: Call| call.program(format!("{peer}/{plugin}")).env("CNI_PATH", &peer);
             let outside = outside(&node);
             // One ADD and DEL first, for the tables that remain.
             let warm = Container::new();
@@ -421,7 +437,10 @@ fn the_references_nftables_rules_are_removed() {
         format!("{}-{}, net: net, if: eth0, id: {id}", network.trim(), instance.trim())
     };
     let rule = |n: u8, id: &str| {
-        format!("ip saddr 10.1.2.{n} ip daddr != 10.1.2.0/24 masquerade comment \\\"{}\\\"", comment(id))
+        format!(
+            "ip saddr 10.1.2.{n} ip daddr != 10.1.2.0/24 masquerade comment \\\"{}\\\"",
+            comment(id)
+        )
     };
     let (one, two, three) = (rule(2, "c1"), rule(3, "c2"), rule(4, "c3"));
     let table = "inet cni_plugins_masquerade";
@@ -451,10 +470,12 @@ fn at_once(subnet: impl Fn(usize) -> usize + Sync, meanwhile: impl Fn()) -> Vec<
                 for round in 0..ROUNDS {
                     let addrs = [format!("10.1.{}.{n}/24", subnet(round)).parse().unwrap()];
                     barrier.wait();
-                    let mut done = masquerade::add_addresses(&filter, RuleBackend::Nftables, owner, &addrs)
-                        .and_then(|()| masquerade::check_addresses(&filter, owner, &addrs));
+                    let mut done =
+                        masquerade::add_addresses(&filter, RuleBackend::Nftables, owner, &addrs)
+                            .and_then(|()| masquerade::check_addresses(&filter, owner, &addrs));
                     if round % 2 == 0 {
-                        done = done.and_then(|()| masquerade::delete_addresses(&filter, owner, &addrs));
+                        done = done
+                            .and_then(|()| masquerade::delete_addresses(&filter, owner, &addrs));
                     }
                     failures.lock().unwrap().extend(done.err().map(|e| e.to_string()));
                 }

@@ -99,18 +99,27 @@ impl Mistake {
         let fill = |text: &str| {
             // Names of variables that contain a placeholder.
             let text = text.replace("REDIRECT", "\x01").replace("CNI_NETNS", "\x02");
-            let text = text.replace("BIN", &format!("{dir}/bin")).replace("DIR", &dir).replace("NETNS", &netns);
+            let text = text
+                .replace("BIN", &format!("{dir}/bin"))
+                .replace("DIR", &dir)
+                .replace("NETNS", &netns);
             text.replace('\x01', "REDIRECT").replace('\x02', "CNI_NETNS")
         };
         fs::create_dir(node.path("net.d")).unwrap();
         fs::write(node.path("net.d/10-pods.conflist"), fill(&network(&self.conf))).unwrap();
         let script = fill(&format!("{PRELUDE}{script}"));
-        let call = node.tool("cnitool", &["-c", &script]).program("/bin/sh").under(&["unshare", "-m"]);
+        let call =
+            node.tool("cnitool", &["-c", &script]).program("/bin/sh").under(&["unshare", "-m"]);
         let outcome = call.run();
         let shown = |text: String| {
             let text = text.replace(&dir, "DIR").replace(&netns, "NETNS");
-            let text = Regex::new("veth[0-9a-f]{8}").unwrap().replace_all(&text, "VETH").into_owned();
-            Regex::new("cnitool-[0-9a-f]{20}").unwrap().replace_all(&text, "ID").trim_end().to_owned()
+            let text =
+                Regex::new("veth[0-9a-f]{8}").unwrap().replace_all(&text, "VETH").into_owned();
+            Regex::new("cnitool-[0-9a-f]{20}")
+                .unwrap()
+                .replace_all(&text, "ID")
+                .trim_end()
+                .to_owned()
         };
         let (stdout, stderr) = (shown(outcome.stdout), shown(outcome.stderr));
         Outcome { stdout, stderr, ..outcome }
@@ -126,10 +135,14 @@ impl Mistake {
         assert!(!self.cure.is_empty(), "{}: no remedy", self.mistake);
         assert!(told.contains(&self.cure), "{}: {:?} is not said", self.mistake, self.cure);
         let reasons = Regex::new(r"(?m)^[^\n]*\): ").unwrap();
-        let mut reasons: Vec<&str> =
-            told.lines().map(|line| reasons.find(line).map_or(line, |m| &line[m.end()..])).collect();
+        let mut reasons: Vec<&str> = told
+            .lines()
+            .map(|line| reasons.find(line).map_or(line, |m| &line[m.end()..]))
+            .collect();
         reasons.sort_unstable();
-        reasons.windows(2).for_each(|two| assert_ne!(two[0], two[1], "{}: said twice", self.mistake));
+        reasons
+            .windows(2)
+            .for_each(|two| assert_ne!(two[0], two[1], "{}: said twice", self.mistake));
     }
 }
 

@@ -190,7 +190,8 @@ fn there_and_back(fill: impl Fn(&Path, &Path)) {
     let [cache, net_d, leases] = &directories;
     let gc = ["gc", "--cache-dir", cache, "--conf-dir", net_d, "--data-dir", leases];
     let cni_path = site.directory.display().to_string();
-    let said = site.node.tool("cnibox", &gc).program(executable()).env("CNI_PATH", &cni_path).printed();
+    let said =
+        site.node.tool("cnibox", &gc).program(executable()).env("CNI_PATH", &cni_path).printed();
     assert_eq!(said, "no dead attachment was found\n");
     assert_unchanged(&empty, &site.node.snapshot());
 }

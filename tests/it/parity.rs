@@ -55,7 +55,8 @@ const V6: &[&str] = &["fd00:1::/64"];
 const DUAL: &[&str] = &["10.1.2.0/24", "fd00:1::/64"];
 
 fn cases() -> Vec<Case> {
-    let case = |name, plugin, subnets, versions, keys| Case { name, plugin, subnets, keys, versions };
+    let case =
+        |name, plugin, subnets, versions, keys| Case { name, plugin, subnets, keys, versions };
     let routes = json!([{"dst": "192.168.0.0/16"}, {"dst": "10.9.0.0/16", "gw": "10.1.2.9"}]);
     vec![
         case("bridge", "bridge", V4, &ALL, json!({"isGateway": true})),
@@ -68,7 +69,13 @@ fn cases() -> Vec<Case> {
         case("promiscuous", "bridge", V4, &NEWEST, json!({"promiscMode": true})),
         case("mtu", "bridge", V4, &NEWEST, json!({"isGateway": true, "mtu": 1400})),
         case("mac", "bridge", V4, &NEWEST, json!({"runtimeConfig": {"mac": "c2:11:22:33:44:55"}})),
-        case("dns", "bridge", V4, &ALL, json!({"dns": {"nameservers": ["10.0.0.9"], "domain": "d"}})),
+        case(
+            "dns",
+            "bridge",
+            V4,
+            &ALL,
+            json!({"dns": {"nameservers": ["10.0.0.9"], "domain": "d"}}),
+        ),
         case("bridge routes", "bridge", V4, &ALL, json!({"isGateway": true, "routes": routes})),
         case("ptp", "ptp", V4, &ALL, json!({"mtu": 5000})),
         case("ptp dual", "ptp", DUAL, &NEWEST, json!({})),
@@ -85,7 +92,13 @@ fn cases() -> Vec<Case> {
             &NEWEST,
             json!({"master": "wire0", "mac": "c2:11:22:33:44:55", "dns": {"domain": "d"}}),
         ),
-        case("macvlan passthru", "macvlan", &[], &NEWEST, json!({"master": "wire0", "mode": "passthru"})),
+        case(
+            "macvlan passthru",
+            "macvlan",
+            &[],
+            &NEWEST,
+            json!({"master": "wire0", "mode": "passthru"}),
+        ),
         case("macvlan bad mtu", "macvlan", V4, &NEWEST, json!({"master": "wire0", "mtu": 1601})),
         case("macvlan bad mode", "macvlan", V4, &NEWEST, json!({"master": "wire0", "mode": "x"})),
         case("macvlan bad mac", "macvlan", V4, &NEWEST, json!({"master": "wire0", "mac": "x"})),
@@ -99,15 +112,28 @@ fn cases() -> Vec<Case> {
 
 /// Cases that need kernels with VLANs.
 fn cases_with_vlans() -> Vec<Case> {
-    let case = |name, plugin, subnets, versions, keys| Case { name, plugin, subnets, keys, versions };
+    let case =
+        |name, plugin, subnets, versions, keys| Case { name, plugin, subnets, keys, versions };
     let routes = json!([{"dst": "192.168.0.0/16"}, {"dst": "10.9.0.0/16", "gw": "10.1.2.9"}]);
     let vlan = json!({"master": "wire0", "vlanId": 7});
     let gateway = json!({"isDefaultGateway": true, "vlan": 100});
     vec![
         case("vlan", "vlan", V4, &SOME, json!({"master": "wire0", "vlanId": 7, "routes": routes})),
-        case("vlan dual", "vlan", DUAL, &NEWEST, json!({"master": "wire0", "vlanId": 7, "mtu": 1400})),
+        case(
+            "vlan dual",
+            "vlan",
+            DUAL,
+            &NEWEST,
+            json!({"master": "wire0", "vlanId": 7, "mtu": 1400}),
+        ),
         case("vlan v6", "vlan", V6, &NEWEST, vlan.clone()),
-        case("vlan bad mtu", "vlan", V4, &NEWEST, json!({"master": "wire0", "vlanId": 7, "mtu": 1601})),
+        case(
+            "vlan bad mtu",
+            "vlan",
+            V4,
+            &NEWEST,
+            json!({"master": "wire0", "vlanId": 7, "mtu": 1601}),
+        ),
         case("bridge vlan", "bridge", V4, &SOME, gateway.clone()),
         case("bridge vlan dual", "bridge", DUAL, &NEWEST, gateway),
         case("bridge vlan L2", "bridge", &[], &NEWEST, json!({"vlan": 100})),
@@ -218,8 +244,8 @@ impl<'a> Bench<'a> {
     fn parameters(&self) -> Vec<String> {
         let mut lines = Vec::new();
         // Without IPv6 addresses cnibox keeps the kernel's `accept_dad`.
-        let without_ipv6 =
-            self.case.plugin == "bridge" && !self.container.try_sh("ip -6 addr show eth0 scope global | grep -q inet6");
+        let without_ipv6 = self.case.plugin == "bridge"
+            && !self.container.try_sh("ip -6 addr show eth0 scope global | grep -q inet6");
         for key in ["accept_dad", "accept_ra", "disable_ipv6", "enhanced_dad"] {
             let differs = key == "accept_dad" && without_ipv6;
             if differs || !self.container.try_sh("ip link show eth0") {
@@ -234,7 +260,10 @@ impl<'a> Bench<'a> {
             lines.push(format!("container parameter arp_notify={value}"));
         }
         for key in ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"] {
-            lines.push(format!("host parameter {key}={}", self.node.sh(&format!("cat /proc/sys/{key}")).trim()));
+            lines.push(format!(
+                "host parameter {key}={}",
+                self.node.sh(&format!("cat /proc/sys/{key}")).trim()
+            ));
         }
         for link in self.node.ip("link").as_array().unwrap() {
             let name = link["ifname"].as_str().unwrap();
@@ -321,7 +350,8 @@ fn compare(peer: &Path, case: &Case) {
             let result = bench.add();
             (result, bench.state())
         };
-        let ((ours, our_state), (theirs, their_state)) = (run(Side::Ours), run(Side::Reference(peer)));
+        let ((ours, our_state), (theirs, their_state)) =
+            (run(Side::Ours), run(Side::Reference(peer)));
         assert_same(&what, &layout(&ours, version), &layout(&theirs, version));
         assert_same(&what, &our_state, &their_state);
     }
@@ -329,7 +359,9 @@ fn compare(peer: &Path, case: &Case) {
 
 /// Each implementation deletes the other's attachments.
 fn delete_across(peer: &Path, case: &Case) {
-    for (adds, deletes) in [(Side::Ours, Side::Reference(peer)), (Side::Reference(peer), Side::Ours)] {
+    for (adds, deletes) in
+        [(Side::Ours, Side::Reference(peer)), (Side::Reference(peer), Side::Ours)]
+    {
         let bench = Bench::new(adds, case, "1.0.0");
         let before = bench.container.snapshot(&bench.node);
         let result = bench.add();
@@ -353,7 +385,8 @@ fn delete_across(peer: &Path, case: &Case) {
 fn each_case(cases: &[Case], work: impl Fn(&Case) + Sync) {
     let failed: Vec<&str> = thread::scope(|scope| {
         let work = &work;
-        let threads: Vec<_> = cases.iter().map(|case| (case.name, scope.spawn(move || work(case)))).collect();
+        let threads: Vec<_> =
+            cases.iter().map(|case| (case.name, scope.spawn(move || work(case)))).collect();
         threads.into_iter().filter_map(|(name, t)| t.join().is_err().then_some(name)).collect()
     });
     assert!(failed.is_empty(), "see above: {failed:?}");
@@ -394,7 +427,13 @@ fn ipvlan_state_equals_the_references() {
 #[test]
 fn loopback_state_equals_the_references() {
     let Some(peer) = compare::peer("parity of loopback") else { return };
-    let case = Case { name: "loopback", plugin: "loopback", subnets: &[], keys: json!({}), versions: &ALL };
+    let case = Case {
+        name: "loopback",
+        plugin: "loopback",
+        subnets: &[],
+        keys: json!({}),
+        versions: &ALL,
+    };
     for version in ALL {
         let run = |side| {
             let bench = Bench::new(side, &case, version);

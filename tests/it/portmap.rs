@@ -157,7 +157,12 @@ fn patiently<T>(bind: impl Fn() -> std::io::Result<T>) -> T {
 
 /// Opens a TCP connection from `client` to `target`, expected at `port` in `server`; returns the
 /// source address that the server sees, or `None` if the connection does not arrive.
-pub(crate) fn tcp(client: &impl Place, server: &impl Place, target: &str, port: u16) -> Option<IpAddr> {
+pub(crate) fn tcp(
+    client: &impl Place,
+    server: &impl Place,
+    target: &str,
+    port: u16,
+) -> Option<IpAddr> {
     let target: SocketAddr = target.parse().unwrap();
     let any = Ipv6Addr::UNSPECIFIED;
     let listener = server.within(|| patiently(|| TcpListener::bind((any, port))));
@@ -205,7 +210,8 @@ fn asks(near: &UdpSocket, server: &impl Place, target: SocketAddr, port: u16) ->
 }
 
 fn reference() -> Option<std::path::PathBuf> {
-    let dir = std::env::var_os("PEER").map_or_else(|| "/usr/lib/cni".into(), std::path::PathBuf::from);
+    let dir =
+        std::env::var_os("PEER").map_or_else(|| "/usr/lib/cni".into(), std::path::PathBuf::from);
     let file = dir.join("portmap");
     if exists(&file) {
         return Some(file);

@@ -37,7 +37,8 @@ fn a_plugin_without_variables_prints_what_it_is() {
         let lines: Vec<_> = outcome.stderr.lines().collect();
         let start = format!("CNI {plugin} plugin v1.9.1+cnibox.");
         assert!(lines.len() == 2 && lines[0].starts_with(&start), "{lines:?}");
-        let versions = "CNI protocol versions supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0";
+        let versions =
+            "CNI protocol versions supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0";
         assert_eq!(lines[1], versions);
     }
 }
@@ -72,7 +73,10 @@ fn missing_and_invalid_variables_are_named() {
         (error.code, error.msg)
     };
     let missing = add.clone().without("CNI_NETNS").without("CNI_IFNAME").without("CNI_PATH");
-    assert_eq!(brief(missing), (4, "required env variables [CNI_NETNS,CNI_IFNAME,CNI_PATH] missing".into()));
+    assert_eq!(
+        brief(missing),
+        (4, "required env variables [CNI_NETNS,CNI_IFNAME,CNI_PATH] missing".into())
+    );
     for (ifname, msg) in [
         ("sixteen-bytes-xx", "interface name is too long"),
         ("..", "interface name is . or .."),
@@ -120,7 +124,10 @@ fn del_reports_a_namespace_that_cannot_be_opened() {
     fs::create_dir(node.path("closed")).unwrap();
     fs::write(&path, "").unwrap();
     let closed = node.path("closed").display().to_string();
-    node.sh(&format!("mount --bind {} {path}; chmod 0 {closed}; chown 1 {closed}", container.path()));
+    node.sh(&format!(
+        "mount --bind {} {path}; chmod 0 {closed}; chown 1 {closed}",
+        container.path()
+    ));
     let del = net.call("DEL", "c1").netns(&path);
     let caps = "-dac_override,-dac_read_search";
     let error = del.clone().under(&["setpriv", "--bounding-set", caps, "--inh-caps", caps]).error();
@@ -136,7 +143,8 @@ fn the_plugins_own_namespace_is_refused_first_of_all() {
     // The test's thread has another namespace than the main thread.
     let own = format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid());
     for plugin in ["bridge", "ptp", "loopback"] {
-        let conf = json!({"name": "n", "cniVersion": "1.1.0", "ipam": node.host_local(&["10.1.0.0/24"])});
+        let conf =
+            json!({"name": "n", "cniVersion": "1.1.0", "ipam": node.host_local(&["10.1.0.0/24"])});
         let before = node.snapshot();
         let error = node.call(plugin, "ADD").netns(&own).conf(&conf).error();
         let msg = "plugin's netns and netns from CNI_NETNS should not be the same";
@@ -160,7 +168,8 @@ fn keys_match_in_any_case_and_null_is_absent() {
     let container = Container::new();
     let mut ipam: Value = node.host_local(&["10.1.0.0/24"]);
     ipam["DATADIR"] = ipam["dataDir"].take();
-    let conf = json!({"NAME": "n", "CniVersion": "1.0.0", "BRIDGE": "br7", "mtu": null, "IPAM": ipam});
+    let conf =
+        json!({"NAME": "n", "CniVersion": "1.0.0", "BRIDGE": "br7", "mtu": null, "IPAM": ipam});
     let result = node.call("bridge", "ADD").conf(&conf).netns(&container.path()).result();
     assert_eq!(result["interfaces"][0]["name"], "br7");
     assert_eq!(node.leases("n"), ["10.1.0.2"]);
@@ -169,15 +178,22 @@ fn keys_match_in_any_case_and_null_is_absent() {
 #[test]
 fn unknown_names_get_a_clear_error() {
     let node = Node::new();
-    std::os::unix::fs::symlink(crate::support::node::executable(), node.bin().join("brigde")).unwrap();
+    std::os::unix::fs::symlink(crate::support::node::executable(), node.bin().join("brigde"))
+        .unwrap();
     let error = node.call("brigde", "ADD").error();
     assert_eq!(error.brief(), (7, "cnibox has no applet \"brigde\""));
     assert_eq!(error.details, "did you mean \"bridge\"?");
     let outcome = node.call("brigde", "").without("CNI_COMMAND").run();
     assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(1), ""));
     assert!(outcome.stderr.contains("no applet \"brigde\""));
-    std::os::unix::fs::symlink(crate::support::node::executable(), node.bin().join("frobnicate")).unwrap();
-    assert!(node.call("frobnicate", "ADD").error().details.starts_with("the applets are: bandwidth, bond, bridge, "));
+    std::os::unix::fs::symlink(crate::support::node::executable(), node.bin().join("frobnicate"))
+        .unwrap();
+    assert!(
+        node.call("frobnicate", "ADD")
+            .error()
+            .details
+            .starts_with("the applets are: bandwidth, bond, bridge, ")
+    );
 }
 
 /// The kernel assigns a closed standard descriptor to the next opened file, so the result could be
@@ -209,7 +225,8 @@ fn closed_standard_descriptors_do_not_become_other_files() {
 #[test]
 fn add_rolls_back_if_stdout_is_closed() {
     let node = Node::new();
-    let conf = json!({"name": "n", "cniVersion": "1.0.0", "ipam": node.host_local(&["10.1.0.0/24"])});
+    let conf =
+        json!({"name": "n", "cniVersion": "1.0.0", "ipam": node.host_local(&["10.1.0.0/24"])});
     let mut child = node.call("host-local", "ADD").netns("/no/such").command().spawn().unwrap();
     drop(child.stdout.take());
     child.stdin.take().unwrap().write_all(conf.to_string().as_bytes()).unwrap();
@@ -221,7 +238,8 @@ fn add_rolls_back_if_stdout_is_closed() {
 #[test]
 fn a_file_size_limit_is_reported_as_an_error() {
     let node = Node::new();
-    let conf = json!({"name": "n", "cniVersion": "1.0.0", "ipam": node.host_local(&["10.1.0.0/24"])});
+    let conf =
+        json!({"name": "n", "cniVersion": "1.0.0", "ipam": node.host_local(&["10.1.0.0/24"])});
     let call = node.call("host-local", "ADD").conf(&conf).netns("/no/such");
     let outcome = call.in_script("ulimit -f 0; exec \"$0\"").run();
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
@@ -249,7 +267,8 @@ fn invalid_utf8_in_a_configuration_is_accepted() {
 #[test]
 fn del_accepts_any_length_of_the_namespace_path() {
     let node = Node::new();
-    let conf = json!({"name": "n", "cniVersion": "1.0.0", "ipam": node.host_local(&["10.1.0.0/24"])});
+    let conf =
+        json!({"name": "n", "cniVersion": "1.0.0", "ipam": node.host_local(&["10.1.0.0/24"])});
     let path = format!("/run/netns/{}", "x".repeat(300));
     for verb in ["ADD", "DEL", "DEL"] {
         let outcome = node.call("host-local", verb).conf(&conf).netns(&path).run();
@@ -315,8 +334,14 @@ fn a_set_user_id_runtime_is_accepted() {
     let ipam = node.host_local(&["10.1.0.0/24"]);
     let keys = json!({"ipMasq": true, "ipMasqBackend": "iptables", "ipam": ipam});
     let conf = merged(&json!({"cniVersion": "1.0.0", "name": "n"}), &keys);
-    let runtime = ["python3", "-c", "import os, sys; os.setresuid(65534, 0, 0); os.execv(sys.argv[1], sys.argv[1:])"];
-    let call = |plugin: &str, verb| node.call(plugin, verb).netns(&container.path()).conf(&conf).under(&runtime);
+    let runtime = [
+        "python3",
+        "-c",
+        "import os, sys; os.setresuid(65534, 0, 0); os.execv(sys.argv[1], sys.argv[1:])",
+    ];
+    let call = |plugin: &str, verb| {
+        node.call(plugin, verb).netns(&container.path()).conf(&conf).under(&runtime)
+    };
     assert_eq!(call("ptp", "VERSION").run().status, Some(0));
     call("ptp", "ADD").result();
     // Also without the directories of root's programs in PATH.

@@ -16,7 +16,8 @@ fn ward(keys: &Value, pods: usize) -> Ward {
     let base = json!({"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true,
         "ipMasqBackend": "nftables", "ipam": {"type": "host-local", "dataDir": "LEASES",
         "ranges": [[{"subnet": "10.88.0.0/16"}], [{"subnet": "fd00:88::/64"}]]}});
-    let portmap = json!({"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": true}});
+    let portmap =
+        json!({"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": true}});
     attached(&json!([crate::support::net::merged(&base, keys), portmap]), pods)
 }
 
@@ -75,7 +76,8 @@ fn repair_restores_a_deleted_bridge_with_its_ports() {
         ward.node.sh("ip link del cni0");
         assert!(!ward.pods[0].pings("10.88.0.1"));
         let text = ward.repair();
-        for what in ["bridge \"cni0\"", "address 10.88.0.1/16 of \"cni0\"", "address fd00:88::1/64"] {
+        for what in ["bridge \"cni0\"", "address 10.88.0.1/16 of \"cni0\"", "address fd00:88::1/64"]
+        {
             assert!(text.contains(&format!("restored: {what}")), "{text}");
         }
         assert_eq!(text.matches("restored: port ").count(), 2, "{text}");
@@ -135,10 +137,19 @@ fn repair_restores_each_lost_object() {
     for (damage, what) in [
         (format!("ip link set {port} nomaster"), format!("port \"{port}\" of bridge \"cni0\"")),
         (format!("ip link set {port} down"), format!("port \"{port}\": it is down")),
-        (format!("bridge link set dev {port} hairpin off"), format!("hairpin mode of port \"{port}\"")),
-        (format!("sysctl -qw net.ipv6.conf.{port}.accept_ra=1"), format!("sysctl net/ipv6/conf/{port}/accept_ra")),
+        (
+            format!("bridge link set dev {port} hairpin off"),
+            format!("hairpin mode of port \"{port}\""),
+        ),
+        (
+            format!("sysctl -qw net.ipv6.conf.{port}.accept_ra=1"),
+            format!("sysctl net/ipv6/conf/{port}/accept_ra"),
+        ),
         ("ip link set cni0 down".to_owned(), "bridge \"cni0\": it is down".to_owned()),
-        ("ip addr del 10.88.0.1/16 dev cni0".to_owned(), "address 10.88.0.1/16 of \"cni0\"".to_owned()),
+        (
+            "ip addr del 10.88.0.1/16 dev cni0".to_owned(),
+            "address 10.88.0.1/16 of \"cni0\"".to_owned(),
+        ),
         ("sysctl -qw net.ipv4.ip_forward=0".to_owned(), "sysctl net/ipv4/ip_forward".to_owned()),
         (
             "sysctl -qw net.ipv4.conf.cni0.route_localnet=0".to_owned(),
@@ -183,21 +194,32 @@ fn repair_keeps_manual_changes() {
     let ward = ward(&json!({}), 2);
     let (port, inside) = (ward.port(), format!("nsenter --net={} ", ward.pods[0].path()));
     for (change, left) in [
-        (format!("ip link add br1 type bridge; ip link set {port} master br1"), "is a port of another link"),
+        (
+            format!("ip link add br1 type bridge; ip link set {port} master br1"),
+            "is a port of another link",
+        ),
         (
             "ip addr del 10.88.0.1/16 dev cni0; ip addr add 10.88.0.9/16 dev cni0".to_owned(),
             "address 10.88.0.1/16 of \"cni0\": it has 10.88.0.9/16",
         ),
-        (format!("{inside}ip route replace default via 10.88.0.3"), "the container has \"0.0.0.0/0 via 10.88.0.3\""),
         (
-            format!("{inside}ip route del 10.88.0.0/16; {inside}ip rule add from 10.88.0.2 lookup 7"),
+            format!("{inside}ip route replace default via 10.88.0.3"),
+            "the container has \"0.0.0.0/0 via 10.88.0.3\"",
+        ),
+        (
+            format!(
+                "{inside}ip route del 10.88.0.0/16; {inside}ip rule add from 10.88.0.2 lookup 7"
+            ),
             "the container has policy rules",
         ),
     ] {
         ward.node.sh(&change);
         let before = (ward.node.snapshot(), ward.pods[0].snapshot(&ward.node));
         let text = ward.repair();
-        assert!(text.lines().any(|line| line.starts_with("left alone: ") && line.contains(left)), "{text}");
+        assert!(
+            text.lines().any(|line| line.starts_with("left alone: ") && line.contains(left)),
+            "{text}"
+        );
         assert!(!text.contains("restored: "), "{text}");
         assert!(before == (ward.node.snapshot(), ward.pods[0].snapshot(&ward.node)), "{change}");
     }
@@ -207,7 +229,8 @@ fn repair_keeps_manual_changes() {
 #[test]
 fn repair_does_not_allow_a_mac_that_a_container_chose() {
     let ward = ward(&json!({"macspoofchk": true}), 1);
-    let (port, allowed) = (ward.port(), || ward.node.sh("nft list set bridge cnibox_spoof allowed"));
+    let (port, allowed) =
+        (ward.port(), || ward.node.sh("nft list set bridge cnibox_spoof allowed"));
     let before = allowed();
     ward.pods[0].sh("ip link set eth0 address 02:00:00:00:00:99");
     ward.node.sh(&format!("ip link set {port} nomaster"));
@@ -244,7 +267,11 @@ fn repair_ignores_foreign_links_with_the_same_name() {
 fn watch_restores_traffic() {
     let ward = ward(&json!({}), 20);
     let watch = ward.watch();
-    for damage in ["ip link del cni0", "nft flush ruleset; ip link del cni0", "sysctl -qw net.ipv4.ip_forward=0"] {
+    for damage in [
+        "ip link del cni0",
+        "nft flush ruleset; ip link del cni0",
+        "sysctl -qw net.ipv4.ip_forward=0",
+    ] {
         eventually("it sleeps", || watch.sleeps());
         ward.node.sh(damage);
         let start = Instant::now();
@@ -270,18 +297,28 @@ fn watch_restores_the_filter_of_a_policy() {
     thread::sleep(ONE_SECOND);
     for object in ["filter", "qdisc"] {
         ward.node.sh(&format!("tc {object} del dev {port} ingress"));
-        let has_filter = || ward.node.sh(&format!("tc filter show dev {port} ingress")).contains("cnibox-refused");
+        let has_filter = || {
+            ward.node.sh(&format!("tc filter show dev {port} ingress")).contains("cnibox-refused")
+        };
         eventually("the filter is not restored", has_filter);
     }
     // Also if the container has renamed its interface.
-    ward.pods[0].sh("ip link set eth0 down; ip link set eth0 name other; ip link add eth0 type veth");
+    ward.pods[0]
+        .sh("ip link set eth0 down; ip link set eth0 name other; ip link add eth0 type veth");
     ward.node.sh(&format!("tc qdisc del dev {port} ingress"));
-    let has_filter = || ward.node.sh(&format!("tc filter show dev {port} ingress")).contains("cnibox-refused");
+    let has_filter =
+        || ward.node.sh(&format!("tc filter show dev {port} ingress")).contains("cnibox-refused");
     eventually("the filter of a renamed interface is not restored", has_filter);
-    for damage in ["ip link set cnibox-drop up", "ip link set cnibox-dropped nomaster", "ip link del cnibox-drop"] {
+    for damage in [
+        "ip link set cnibox-drop up",
+        "ip link set cnibox-dropped nomaster",
+        "ip link del cnibox-drop",
+    ] {
         ward.node.sh(damage);
         eventually(damage, || {
-            let links = ward.node.sh("ip -o link show cnibox-drop || :; ip -o link show master cnibox-drop || :");
+            let links = ward
+                .node
+                .sh("ip -o link show cnibox-drop || :; ip -o link show master cnibox-drop || :");
             !links.lines().next().unwrap_or("UP").contains("UP") && links.contains("cnibox-dropped")
         });
     }
@@ -296,10 +333,13 @@ fn watch_executes_the_new_executable_after_an_upgrade() {
         ward.node.sh(&format!("cp {} {bin}/new && mv {bin}/new {bin}/cnibox", own.display()));
     };
     replace();
-    ward.node.sh(&format!("cd {bin} && for link in *; do [ $link = cnibox ] || ln -sfn cnibox $link; done"));
+    ward.node.sh(&format!(
+        "cd {bin} && for link in *; do [ $link = cnibox ] || ln -sfn cnibox $link; done"
+    ));
     let watch = ward.cnibox(&["repair", "--watch"]).program(ward.node.bin().join("cnibox"));
     let watch = Running::start(&watch);
-    let executable = || std::fs::read_link(format!("/proc/{}/exe", watch.id())).unwrap().display().to_string();
+    let executable =
+        || std::fs::read_link(format!("/proc/{}/exe", watch.id())).unwrap().display().to_string();
     for upgrade in [false, true, true] {
         eventually("it sleeps", || watch.sleeps());
         if upgrade {
@@ -317,17 +357,20 @@ fn watch_executes_the_new_executable_after_an_upgrade() {
 #[test]
 fn watch_does_not_downgrade_an_upgraded_directory() {
     let ward = ward(&json!({}), 1);
-    let [directory, new] = ["plugins", "new"].map(|name| ward.node.path(name).display().to_string());
+    let [directory, new] =
+        ["plugins", "new"].map(|name| ward.node.path(name).display().to_string());
     ward.node.cnibox(&["install", &directory]).without("DESTDIR").printed();
     let program = ward.node.path("plugins/cnibox");
     let args = ["repair", "--watch", "--install", &directory, "--plugin-path", &directory];
     let cache = ward.node.path("cache").display().to_string();
     let watch = ward.node.cnibox(&[&args[..], &["--cache-dir", &cache]].concat());
     let watch = Running::start(&watch.program(&program));
-    let executable = || std::fs::read_link(format!("/proc/{}/exe", watch.id())).unwrap().display().to_string();
+    let executable =
+        || std::fs::read_link(format!("/proc/{}/exe", watch.id())).unwrap().display().to_string();
     eventually("it sleeps", || watch.sleeps());
     // Another executable of the same release.
-    ward.node.sh(&format!("cp {directory}/cnibox {new} && echo >>{new} && mv {new} {directory}/cnibox"));
+    ward.node
+        .sh(&format!("cp {directory}/cnibox {new} && echo >>{new} && mv {new} {directory}/cnibox"));
     let size = || std::fs::metadata(&program).unwrap().len();
     let upgraded = size();
     eventually("it is the new one", || executable() == format!("{directory}/cnibox"));

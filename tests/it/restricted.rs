@@ -18,8 +18,11 @@ const WITHOUT_IPV6: &str = "mount -t tmpfs tmpfs /proc/sys/net/ipv6 && exec \"$0
 #[test]
 fn read_only_parameters_with_the_right_value_are_accepted() {
     let node = Node::new();
-    let net = Net::new(&node, "bridge", "1.0.0", &json!({"isGateway": true, "ipam": dual_ipam(&node)}));
-    let add = |container: &Container, id: &str| net.call("ADD", id).netns(&container.path()).in_script(READ_ONLY);
+    let net =
+        Net::new(&node, "bridge", "1.0.0", &json!({"isGateway": true, "ipam": dual_ipam(&node)}));
+    let add = |container: &Container, id: &str| {
+        net.call("ADD", id).netns(&container.path()).in_script(READ_ONLY)
+    };
     let error = add(&Container::new(), "c1").error();
     assert!(error.msg.contains("sysctl net/ipv4/ip_forward=1: read-only file system"), "{error:?}");
     node.sh("ip link del cni0; cd /proc/sys/net && echo 1 > ipv4/ip_forward && \
@@ -31,7 +34,10 @@ fn read_only_parameters_with_the_right_value_are_accepted() {
     let said = "read-only file system; its file system is mounted read-only: mount it read-write; \
                 IPv6 addresses are lost if the interface is set down";
     assert_eq!(added.stderr.lines().count(), 1, "{added:?}");
-    assert!(added.stderr.contains("keep_addr_on_down=1") && added.stderr.trim().ends_with(said), "{added:?}");
+    assert!(
+        added.stderr.contains("keep_addr_on_down=1") && added.stderr.trim().ends_with(said),
+        "{added:?}"
+    );
     assert!(container.pings("10.1.2.1") && container.reaches("2001:db8:1::1"));
 
     let quiet = Container::new();

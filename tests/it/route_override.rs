@@ -38,8 +38,12 @@ const SUBJECT: Subject = Subject {
 };
 
 /// Behind bridge with routes to 192.168.0.0/16 via 10.1.2.9 and `fd99::/16` via the gateway; without keys.
-const BRIDGED: Subject =
-    Subject { plugin: "route-override", files: "route-override", keys: |_| json!({}), ..Subject::BEHIND_BRIDGE };
+const BRIDGED: Subject = Subject {
+    plugin: "route-override",
+    files: "route-override",
+    keys: |_| json!({}),
+    ..Subject::BEHIND_BRIDGE
+};
 
 /// The routes of one family in a table, sorted, without the words that do not matter here.
 fn routes_in(container: &Container, family: &str, table: &str) -> Vec<String> {
@@ -66,7 +70,8 @@ fn added(keys: &Value) -> (Pod<'static>, Value) {
     (pod, result)
 }
 
-const SUBNETS: [&str; 2] = ["10.1.2.0/24 proto kernel scope link src 10.1.2.2", "2001:db8:1::/64 proto kernel"];
+const SUBNETS: [&str; 2] =
+    ["10.1.2.0/24 proto kernel scope link src 10.1.2.2", "2001:db8:1::/64 proto kernel"];
 
 #[test]
 fn add_changes_routes_check_agrees_and_del_restores() {
@@ -104,7 +109,10 @@ fn each_key_deletes_its_routes() {
         (json!({"delroutes": [{"dst": "192.168.0.0/16", "priority": 7}]}), [vec![v4], vec![v6]]),
         (json!({"delroutes": [{"dst": "fd99::/16", "priority": 1024}]}), [vec![v4], vec![]]),
         (json!({"delroutes": [{"dst": "fd99::/16", "table": 254}]}), [vec![v4], vec![]]),
-        (json!({"delroutes": [{"dst": "fd99::/16", "table": 7}, {"dst": "fd98::/16"}]}), [vec![v4], vec![v6]]),
+        (
+            json!({"delroutes": [{"dst": "fd99::/16", "table": 7}, {"dst": "fd98::/16"}]}),
+            [vec![v4], vec![v6]],
+        ),
     ] {
         let (pod, result) = added(&keys);
         for (family, (left, subnet)) in ["-4", "-6"].into_iter().zip(left.iter().zip(SUBNETS)) {
@@ -128,13 +136,19 @@ fn flushgateway_deletes_every_default_route() {
     pod.container.sh("ip -6 route add default via 2001:db8:1::1");
     pod.container.sh("ip route add default via 10.1.2.7 table 7");
     let before = pod.state();
-    for keys in [json!({"flushgateway": true}), json!({"delroutes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]})] {
+    for keys in [
+        json!({"flushgateway": true}),
+        json!({"delroutes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}),
+    ] {
         let result = pod.net(&keys).add(&pod.container);
         let kept = [routes(&pod.container, "-4"), routes(&pod.container, "-6")].concat();
         assert!(!kept.iter().any(|route| route.starts_with("default")), "{kept:?}");
         assert_eq!(routes_in(&pod.container, "-4", "7"), ["default via 10.1.2.7"]);
         let has_gateway = keys.get("flushgateway").is_none();
-        assert_eq!(result["ips"][0]["gateway"], json!(if has_gateway { "10.1.2.1" } else { "0.0.0.0" }));
+        assert_eq!(
+            result["ips"][0]["gateway"],
+            json!(if has_gateway { "10.1.2.1" } else { "0.0.0.0" })
+        );
         pod.net(&keys).check(&pod.container, &result).ok();
         pod.net(&keys).del(&pod.container);
         pod.assert_as(&before, "DEL");
@@ -200,13 +214,16 @@ fn added_routes_have_all_attributes() {
     let (pod, result) = added(&keys);
     let routes = |family, table| {
         let mut routes = routes_in(&pod.container, family, table);
-        routes.retain(|route| route.starts_with('5') || route.starts_with("fd5") || route.starts_with("nexthop"));
+        routes.retain(|route| {
+            route.starts_with('5') || route.starts_with("fd5") || route.starts_with("nexthop")
+        });
         routes
     };
     assert_eq!(routes("-4", "9"), ["50.0.0.0/24 via 10.1.2.9 metric 7 mtu 1300 advmss 1200"]);
     assert_eq!(routes("-6", "10"), ["fd50::/64 via 2001:db8:1::9 metric 8 mtu 1310 advmss 1210"]);
     let hops = ["nexthop via 10.1.2.3 weight 1", "nexthop via 10.1.2.4 weight 1"];
-    let v4 = ["51.0.0.0/24 scope link", "52.0.0.0/24 via 10.1.2.1", "53.0.0.0/24", hops[0], hops[1]];
+    let v4 =
+        ["51.0.0.0/24 scope link", "52.0.0.0/24 via 10.1.2.1", "53.0.0.0/24", hops[0], hops[1]];
     assert_eq!(routes("-4", "main"), v4);
     assert_eq!(routes("-6", "main"), ["fd51::/64 via 2001:db8:1::1"]);
     let listed = result["routes"].as_array().unwrap();
@@ -221,7 +238,10 @@ fn the_gateway_of_prev_result_is_that_of_the_family() {
     pod.prev["routes"] = json!([]);
     let keys = json!({"addroutes": [{"dst": "50.0.0.0/24"}, {"dst": "fd50::/64"}]});
     for (gateways, expected) in [
-        ([json!("10.1.2.8"), json!("2001:db8:1::8")], ["50.0.0.0/24 via 10.1.2.8", "fd50::/64 via 2001:db8:1::8"]),
+        (
+            [json!("10.1.2.8"), json!("2001:db8:1::8")],
+            ["50.0.0.0/24 via 10.1.2.8", "fd50::/64 via 2001:db8:1::8"],
+        ),
         ([json!(null), json!("2001:db8:1::8")], ["50.0.0.0/24", "fd50::/64 via 2001:db8:1::8"]),
         ([json!("0.0.0.0"), json!("::")], ["50.0.0.0/24", "fd50::/64"]),
     ] {
@@ -231,7 +251,10 @@ fn the_gateway_of_prev_result_is_that_of_the_family() {
         let result = pod.net(&keys).add(&pod.container);
         for (family, route) in ["-4", "-6"].into_iter().zip(expected) {
             let found = routes(&pod.container, family);
-            assert!(found.iter().any(|line| line.trim_end_matches(" scope link") == route), "{route}: {found:?}");
+            assert!(
+                found.iter().any(|line| line.trim_end_matches(" scope link") == route),
+                "{route}: {found:?}"
+            );
         }
         pod.net(&keys).check(&pod.container, &result).ok();
         pod.net(&keys).del(&pod.container);
@@ -244,12 +267,15 @@ fn args_replace_keys() {
     let pod = BRIDGED.pod("1.1.0");
     let first = json!({"flushroutes": true, "flushgateway": true, "skipcheck": true,
                        "delroutes": [{"dst": "192.168.0.0/16"}], "addroutes": [{"dst": "50.0.0.0/24"}]});
-    let none =
-        json!({"flushroutes": false, "flushgateway": false, "delroutes": [], "addroutes": [], "skipcheck": false});
+    let none = json!({"flushroutes": false, "flushgateway": false, "delroutes": [], "addroutes": [], "skipcheck": false});
     let result = pod.net(&merged(&first, &json!({"args": {"cni": none}}))).add(&pod.container);
     assert_eq!(result, pod.prev);
     pod.assert_as(&pod.before, "all keys are off");
-    for keys in [json!({"args": {}}), json!({"args": {"cni": {}}}), json!({"args": {"cni": {"flushRoutes": null}}})] {
+    for keys in [
+        json!({"args": {}}),
+        json!({"args": {"cni": {}}}),
+        json!({"args": {"cni": {"flushRoutes": null}}}),
+    ] {
         assert_eq!(pod.net(&keys).add(&pod.container), pod.prev);
     }
     pod.net(&json!({"args": {"cni": first}})).add(&pod.container);
@@ -309,11 +335,18 @@ fn refusals_change_nothing() {
     refused(json!({"addroutes": both}), 999, taken);
     let far = "failed to add route '50.0.0.0/24 via 10.9.9.9 dev eth0': add route 50.0.0.0/24 via 10.9.9.9: Nexthop has \
                invalid gateway: network is unreachable";
-    let far_keys =
-        json!({"flushroutes": true, "addroutes": [{"dst": "51.0.0.0/24"}, {"dst": "50.0.0.0/24", "gw": "10.9.9.9"}]});
+    let far_keys = json!({"flushroutes": true, "addroutes": [{"dst": "51.0.0.0/24"}, {"dst": "50.0.0.0/24", "gw": "10.9.9.9"}]});
     refused(far_keys, 999, far);
-    for bad in [json!({"addroutes": [{"dst": "x"}]}), json!({"delroutes": [{}]}), json!({"flushroutes": "yes"})] {
-        assert_eq!(pod.call_with("ADD", &merged(&json!({"prevResult": pod.prev}), &bad)).error().code, 6, "{bad}");
+    for bad in [
+        json!({"addroutes": [{"dst": "x"}]}),
+        json!({"delroutes": [{}]}),
+        json!({"flushroutes": "yes"}),
+    ] {
+        assert_eq!(
+            pod.call_with("ADD", &merged(&json!({"prevResult": pod.prev}), &bad)).error().code,
+            6,
+            "{bad}"
+        );
     }
     let status = |keys: Value| pod.call_with("STATUS", &keys).error().brief().0;
     assert_eq!(status(json!({"addroutes": [{"dst": "fd50::/64", "gw": "10.1.2.1"}]})), 50);

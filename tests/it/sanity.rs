@@ -41,7 +41,10 @@ fn sanity(directory: &Path, args: &[&str]) -> (Option<i32>, Value) {
 /// The ids of the failed assertions.
 fn failed(report: &Value) -> BTreeSet<String> {
     let verdicts = report["verdicts"].as_array().unwrap().iter();
-    verdicts.filter(|verdict| verdict["passed"] == false).map(|verdict| verdict["id"].to_string()).collect()
+    verdicts
+        .filter(|verdict| verdict["passed"] == false)
+        .map(|verdict| verdict["id"].to_string())
+        .collect()
 }
 
 /// Known deviations from optional assertions: loopback's CHECK does not need a `prevResult`; VERSION
@@ -52,7 +55,9 @@ fn is_known(verdict: &Value) -> bool {
     match verdict["id"].as_str().unwrap_or_default() {
         "check.no-prev-result" => verdict["type"] == "loopback",
         "version.echo" => true,
-        "faults.killed-add.leaves-nothing" => detail.ends_with("/.cnibox/tmp") && !detail.contains(';'),
+        "faults.killed-add.leaves-nothing" => {
+            detail.ends_with("/.cnibox/tmp") && !detail.contains(';')
+        }
         _ => false,
     }
 }
@@ -60,12 +65,20 @@ fn is_known(verdict: &Value) -> bool {
 fn assert_sound(args: &[&str], types: usize) {
     let directory = sound();
     let (status, report) = sanity(directory.path(), args);
-    let failures: Vec<&Value> =
-        report["verdicts"].as_array().unwrap().iter().filter(|verdict| verdict["passed"] == false).collect();
+    let failures: Vec<&Value> = report["verdicts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|verdict| verdict["passed"] == false)
+        .collect();
     assert!(failures.iter().all(|verdict| is_known(verdict)), "{failures:#?}");
     assert_eq!(status, Some(0));
-    let kinds: BTreeSet<String> =
-        report["verdicts"].as_array().unwrap().iter().map(|verdict| verdict["type"].to_string()).collect();
+    let kinds: BTreeSet<String> = report["verdicts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|verdict| verdict["type"].to_string())
+        .collect();
     assert_eq!(kinds.len(), types, "{kinds:?}");
 }
 
@@ -80,11 +93,13 @@ fn the_example_plugin_conforms_in_all_versions() {
     let directory = sound();
     fs::copy(example("hostsdir"), directory.path().join("hostsdir")).unwrap();
     let config = directory.path().join("hostsdir.json");
-    fs::write(&config, r#"{"name": "sanity", "type": "hostsdir", "directory": "/run/hosts.d"}"#).unwrap();
+    fs::write(&config, r#"{"name": "sanity", "type": "hostsdir", "directory": "/run/hosts.d"}"#)
+        .unwrap();
     let config = config.display().to_string();
     let (status, report) = sanity(directory.path(), &["--config", &config, "--profile", "chained"]);
     let verdicts = report["verdicts"].as_array().unwrap();
-    let failures: Vec<&Value> = verdicts.iter().filter(|v| v["passed"] == false && !is_known(v)).collect();
+    let failures: Vec<&Value> =
+        verdicts.iter().filter(|v| v["passed"] == false && !is_known(v)).collect();
     assert!(status == Some(0) && failures.is_empty(), "{failures:#?}");
     // As a chained plugin, in seven versions.
     assert_eq!(verdicts.iter().filter(|v| v["id"] == "chained.no-prev-result").count(), 7);
@@ -101,7 +116,8 @@ fn plugins_conform_with_faults() {
 fn plugins_that_need_kernel_modules_conform() {
     needs!(lane::DUMMY, lane::VRF, lane::VLAN, lane::IPVLAN, lane::BOND);
     let types = ["dummy", "vrf", "vlan", "ipvlan", "bond"].map(|name| ["--type", name]);
-    let args: Vec<&str> = types.as_flattened().iter().copied().chain(["--cni-version", "1.1.0"]).collect();
+    let args: Vec<&str> =
+        types.as_flattened().iter().copied().chain(["--cni-version", "1.1.0"]).collect();
     assert_sound(&args, 5);
 }
 
@@ -132,8 +148,17 @@ fn make(mutant: &Mutant, sound: &Path) -> TempDir {
 /// Returns `Ok` if the suite detects the defect, otherwise the assertions that failed instead.
 fn is_caught(mutant: &Mutant, sound: &Path) -> Result<(), String> {
     let directory = make(mutant, sound);
-    let args =
-        ["--type", mutant.kind, "--cni-version", mutant.version, "--only", mutant.seen, "--fail-fast", "--jobs", "1"];
+    let args = [
+        "--type",
+        mutant.kind,
+        "--cni-version",
+        mutant.version,
+        "--only",
+        mutant.seen,
+        "--fail-fast",
+        "--jobs",
+        "1",
+    ];
     let (_, report) = sanity(directory.path(), &args);
     let failed = failed(&report);
     if failed.contains(&format!("\"{}\"", mutant.seen)) {
@@ -156,7 +181,8 @@ fn every_mutant_is_detected() {
         workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
     });
     // On a busy machine a call may have taken longer than the suite waits.
-    let survivors: Vec<String> = doubtful.iter().filter_map(|mutant| is_caught(mutant, sound.path()).err()).collect();
+    let survivors: Vec<String> =
+        doubtful.iter().filter_map(|mutant| is_caught(mutant, sound.path()).err()).collect();
     println!("{} of {} mutants are caught", mutants.len() - survivors.len(), mutants.len());
     assert!(survivors.is_empty(), "{}", survivors.join("\n"));
 }
@@ -241,7 +267,8 @@ fn an_unlisted_version_is_a_failure() {
         };
         let directory = make(&mutant, sound.path());
         let types = ["--type", "bridge", "--type", "loopback", "--cni-version", "1.1.0"];
-        let (status, report) = sanity(directory.path(), &[&types[..], &["--only", "stdin."]].concat());
+        let (status, report) =
+            sanity(directory.path(), &[&types[..], &["--only", "stdin."]].concat());
         assert_eq!(status, Some(1), "{body}");
         assert!(failed(&report).contains("\"version.supports-configured\""), "{body}");
     }

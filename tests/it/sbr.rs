@@ -161,7 +161,8 @@ fn lock_files_are_removed() {
     for _ in 0..20 {
         let container = Pod::new();
         let conf = container.conf(&json!({}));
-        let call = |verb| pod.node.call("sbr", verb).netns(&container.container.path()).ifname("net1");
+        let call =
+            |verb| pod.node.call("sbr", verb).netns(&container.container.path()).ifname("net1");
         call("ADD").conf(&conf).result();
         assert_eq!(locks(), "");
         call("DEL").conf(&conf).ok();

@@ -61,8 +61,14 @@ const FEATURES: [Feature; 11] = [
 ];
 
 impl Feature {
-    const PLAIN: Feature =
-        Feature { name: "", list: leases, runtime: |i| ports(1, i), beside: None, counts: true, more: [12, 1200] };
+    const PLAIN: Feature = Feature {
+        name: "",
+        list: leases,
+        runtime: |i| ports(1, i),
+        beside: None,
+        counts: true,
+        more: [12, 1200],
+    };
 
     fn of(name: &str) -> &'static Feature {
         FEATURES.iter().find(|feature| feature.name == name).unwrap()
@@ -81,7 +87,10 @@ fn ports(count: usize, i: usize) -> Value {
 /// A network with a subnet for each attachment.
 fn subnets(node: &Node, i: usize) -> Value {
     let ipam = node.host_local(&[&format!("10.{}.{}.0/24", 1 + i / 250, i % 250)]);
-    list(&format!("net{i}"), &json!([{"type": "ptp", "ipMasq": true, "ipMasqBackend": "nftables", "ipam": ipam}]))
+    list(
+        &format!("net{i}"),
+        &json!([{"type": "ptp", "ipMasq": true, "ipMasqBackend": "nftables", "ipam": ipam}]),
+    )
 }
 
 /// Addresses that are subnets of their own.
@@ -270,8 +279,9 @@ impl<'n> Run<'n> {
         let leases = self.node.path("leases").display().to_string();
         let state = || {
             let find = format!("find {leases} /run/cni/cnibox -type f ! -name '*.lock'");
-            let text =
-                self.node.sh(&format!("ip -br link | cut -d ' ' -f 1; nft -s list ruleset; {find} | sort; true"));
+            let text = self.node.sh(&format!(
+                "ip -br link | cut -d ' ' -f 1; nft -s list ruleset; {find} | sort; true"
+            ));
             without_recorded(&text)
         };
         let before = state();
@@ -309,14 +319,17 @@ impl<'n> Run<'n> {
             let name = self.feature.name;
             let calls: Vec<usize> = costs.iter().map(|cost| cost.calls).collect();
             let bytes: Vec<usize> = costs.iter().map(|cost| cost.bytes).collect();
-            println!("scale: {name}: {plugin} {verb} at {sizes:?}: {calls:?} calls, {bytes:?} bytes");
+            println!(
+                "scale: {name}: {plugin} {verb} at {sizes:?}: {calls:?} calls, {bytes:?} bytes"
+            );
             if !self.feature.counts {
                 continue;
             }
             let [more_calls, more_bytes] = self.feature.more;
             let is_constant = calls.iter().all(|n| *n <= calls[0] + more_calls);
             assert!(is_constant, "{name}: {plugin} {verb}: {calls:?} system calls");
-            let is_little = bytes.iter().zip(sizes).all(|(n, size)| *n <= bytes[0] + more_bytes * size);
+            let is_little =
+                bytes.iter().zip(sizes).all(|(n, size)| *n <= bytes[0] + more_bytes * size);
             assert!(is_little, "{name}: {plugin} {verb}: {bytes:?} bytes");
         }
     }
@@ -424,7 +437,8 @@ fn gc_handles_200_cached_attachments() {
     };
     let doctor = || {
         let leases = node.path("leases").display().to_string();
-        let args = ["doctor", "--cache-dir", &cache, "--conf-dir", &directory, "--data-dir", &leases];
+        let args =
+            ["doctor", "--cache-dir", &cache, "--conf-dir", &directory, "--data-dir", &leases];
         tool("cnibox", &args).run()
     };
     let mut containers: Vec<Container> = Vec::new();

@@ -8,7 +8,8 @@ use crate::support::node::{Call, Container, Node};
 use crate::support::traffic::{Place, tcp_through};
 
 /// The plugins in the order of ADD.
-const PLUGINS: [&str; 7] = ["loopback", "bridge", "portmap", "bandwidth", "firewall", "tuning", "sbr"];
+const PLUGINS: [&str; 7] =
+    ["loopback", "bridge", "portmap", "bandwidth", "firewall", "tuning", "sbr"];
 
 fn keys(node: &Node, plugin: &str) -> Value {
     let ports = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]);
@@ -41,7 +42,9 @@ fn a_chain_of_seven_plugins_is_added_and_deleted() {
     let (pod, scratch) = (Container::new(), Container::new());
     // Creates the state that remains permanently: the bridge, empty tables, directories.
     let add = |pod: &Container| {
-        PLUGINS.iter().fold(Value::Null, |prev, plugin| call(&node, pod, "ADD", (plugin, &prev)).result())
+        PLUGINS
+            .iter()
+            .fold(Value::Null, |prev, plugin| call(&node, pod, "ADD", (plugin, &prev)).result())
     };
     let del = |pod: &Container, last: &Value| {
         for plugin in PLUGINS.iter().rev() {

@@ -104,7 +104,8 @@ fn del_removes_rules_of_the_reference() {
     let node = Node::new();
     let net = network(&node, &json!({}));
     let make = |id: &str| {
-        let (chain, mac) = (format!("cni-br-iface-{id}-eth0"), format!("cni-br-iface-{id}-eth0-mac"));
+        let (chain, mac) =
+            (format!("cni-br-iface-{id}-eth0"), format!("cni-br-iface-{id}-eth0-mac"));
         let comment = format!("comment \\\"macspoofchk-{id}-eth0\\\"");
         let t = "bridge nat";
         node.sh(&format!(
@@ -141,7 +142,8 @@ fn a_requested_mac_in_use_is_refused() {
             let error = call.error();
             let start = format!("the MAC {mac} is in use on bridge \"br0\", by \"");
             assert!(error.msg.starts_with(&start), "{error:?}");
-            let names = owner.is_empty() || error.details.contains(&format!("container {owner} has it in"));
+            let names =
+                owner.is_empty() || error.details.contains(&format!("container {owner} has it in"));
             assert!(names && error.details.contains("request another MAC"), "{error:?}");
             settles(&before.0, || node.snapshot());
             settles(&before.1, || three.snapshot(&node));
@@ -178,9 +180,12 @@ fn a_mac_learned_on_an_uplink_is_accepted() {
 fn a_mac_of_another_vlan_is_accepted() {
     needs!(lane::VLAN, lane::BRIDGE_VLAN);
     let node = Node::new();
-    let vlan = |id: u16| network(&node, &json!({"vlan": id, "runtimeConfig": {"mac": "02:00:00:00:00:77"}}));
+    let vlan = |id: u16| {
+        network(&node, &json!({"vlan": id, "runtimeConfig": {"mac": "02:00:00:00:00:77"}}))
+    };
     let containers = [Container::new(), Container::new(), Container::new()];
-    let call = |id: u16, of: usize| vlan(id).call("ADD", &format!("c{of}")).netns(&containers[of].path());
+    let call =
+        |id: u16, of: usize| vlan(id).call("ADD", &format!("c{of}")).netns(&containers[of].path());
     call(7, 0).result();
     call(8, 1).result();
     let error = call(8, 2).error();

@@ -93,7 +93,12 @@ fn addresses_come_from_capability_args_or_keys() {
     let nothing = json!({});
     for (ipam, keys, cni_args, want) in [
         (&one, &nothing, "", json!([["10.1.0.1/24", "10.1.0.254"], ["10.2.0.1/24", null]])),
-        (&nothing, &nothing, "IP=10.10.0.1/24;GATEWAY=10.10.0.254", json!([["10.10.0.1/24", "10.10.0.254"]])),
+        (
+            &nothing,
+            &nothing,
+            "IP=10.10.0.1/24;GATEWAY=10.10.0.254",
+            json!([["10.10.0.1/24", "10.10.0.254"]]),
+        ),
         (
             &nothing,
             &nothing,
@@ -111,11 +116,20 @@ fn addresses_come_from_capability_args_or_keys() {
             &one,
             &nothing,
             "IP=10.3.0.1/24;GATEWAY=10.1.0.9,10.2.0.9",
-            json!([["10.1.0.1/24", "10.1.0.254"], ["10.2.0.1/24", "10.2.0.9"], ["10.3.0.1/24", null]]),
+            json!([
+                ["10.1.0.1/24", "10.1.0.254"],
+                ["10.2.0.1/24", "10.2.0.9"],
+                ["10.3.0.1/24", null]
+            ]),
         ),
         (&one, &args, "", json!([["10.10.0.2/24", null], ["2001:db8::2/64", null]])),
         (&one, &runtime, "", json!([["10.10.0.3/24", null], ["2001:db8::3/64", null]])),
-        (&one, &both, "IP=10.10.0.4/24;GATEWAY=10.10.0.254", json!([["10.10.0.3/24", null], ["2001:db8::3/64", null]])),
+        (
+            &one,
+            &both,
+            "IP=10.10.0.4/24;GATEWAY=10.10.0.254",
+            json!([["10.10.0.3/24", null], ["2001:db8::3/64", null]]),
+        ),
         (
             &nothing,
             &both,
@@ -155,14 +169,24 @@ fn invalid_configurations_are_refused() {
         };
         let ipam = |addresses: Value| json!({"ipam": {"type": "static", "addresses": addresses}});
         refused(json!({"ipam": null}), "IP=10.10.0.1/24;GATEWAY=10.10.0.254", missing.0, missing.1);
-        refused(json!({"ipam": null, "runtimeConfig": {"ips": ["10.10.0.1/24"]}}), "", missing.0, missing.1);
+        refused(
+            json!({"ipam": null, "runtimeConfig": {"ips": ["10.10.0.1/24"]}}),
+            "",
+            missing.0,
+            missing.1,
+        );
         refused(
             ipam(json!([{"address": "10.10.0.1"}])),
             "",
             7,
             "the 'address' field is expected to be in CIDR notation, got: '10.10.0.1'",
         );
-        refused(json!({}), "IP=10.10.0.1", 7, "the 'ip' field is expected to be in CIDR notation, got: '10.10.0.1'");
+        refused(
+            json!({}),
+            "IP=10.10.0.1",
+            7,
+            "the 'ip' field is expected to be in CIDR notation, got: '10.10.0.1'",
+        );
         let entry = "an entry in the 'ips' field is NOT in CIDR notation, got: '10.10.0.1'";
         refused(json!({"args": {"cni": {"ips": ["10.10.0.1"]}}}), "", 7, entry);
         refused(json!({"RuntimeConfig": {"ips": ["10.10.0.1"]}}), "", 7, entry);
@@ -173,11 +197,21 @@ fn invalid_configurations_are_refused() {
             7,
             "gateway ::1 is of another family than address 10.1.0.1/24",
         );
-        refused(ipam(json!([{"address": "10.1.0.1/24"}])), "IP=10.1.0.1/16", 7, "address 10.1.0.1 is given twice");
+        refused(
+            ipam(json!([{"address": "10.1.0.1/24"}])),
+            "IP=10.1.0.1/16",
+            7,
+            "address 10.1.0.1 is given twice",
+        );
         refused(json!({}), "IP", 999, "ARGS: invalid pair \"IP\"");
         let two = ipam(json!([{"address": "10.1.0.1/24"}, {"address": "10.2.0.1/24"}]));
         if version < "0.3.0" {
-            refused(two, "", 7, &format!("CNI version {version} does not support more than 1 address per family"));
+            refused(
+                two,
+                "",
+                7,
+                &format!("CNI version {version} does not support more than 1 address per family"),
+            );
             refused(json!({}), "", 999, "cannot convert: no valid IP addresses");
         } else {
             on(&conf.with(&two), "ADD").result();
@@ -212,7 +246,10 @@ fn check_compares_with_prev_result() {
             json!([{"address": "10.1.0.1/24", "gateway": "10.1.0.253"}, v6]),
             "static: Failed to match addr 10.1.0.1 on interface eth0",
         ),
-        (json!([{"address": "10.1.0.1/24"}, v6]), "static: Failed to match addr 10.1.0.1 on interface eth0"),
+        (
+            json!([{"address": "10.1.0.1/24"}, v6]),
+            "static: Failed to match addr 10.1.0.1 on interface eth0",
+        ),
         (
             json!([{"address": "10.1.0.1/16", "gateway": "10.1.0.254"}, v6]),
             "static: address 10.1.0.1 of interface eth0 has another prefix length",
@@ -300,9 +337,10 @@ fn replaced_addresses_are_not_validated() {
         json!([{"address": "set-by-annotation"}]),
     ] {
         let plain = net(&node, "1.1.0", &json!({"addresses": placeholder}));
-        for asked in
-            [json!({"runtimeConfig": {"ips": ["10.1.0.9/24"]}}), json!({"args": {"cni": {"ips": ["10.1.0.9/24"]}}})]
-        {
+        for asked in [
+            json!({"runtimeConfig": {"ips": ["10.1.0.9/24"]}}),
+            json!({"args": {"cni": {"ips": ["10.1.0.9/24"]}}}),
+        ] {
             let result = on(&plain.with(&asked), "ADD").result();
             assert_eq!(ips(&result), json!([["10.1.0.9/24", null]]), "{placeholder} {asked}");
         }

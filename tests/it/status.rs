@@ -64,8 +64,18 @@ fn interface(random: &mut Random) -> Value {
             maybe(random, &mut conf, "isDefaultGateway", &masq);
             maybe(random, &mut conf, "hairpinMode", &masq);
             maybe(random, &mut conf, "macspoofchk", &masq);
-            maybe(random, &mut conf, "bridge", &[json!("cni1"), json!("wire0"), json!("a-name-that-is-too-long")]);
-            maybe(random, &mut conf, "mtu", &[json!(1400), json!(1500), json!(100_000), json!("auto")]);
+            maybe(
+                random,
+                &mut conf,
+                "bridge",
+                &[json!("cni1"), json!("wire0"), json!("a-name-that-is-too-long")],
+            );
+            maybe(
+                random,
+                &mut conf,
+                "mtu",
+                &[json!(1400), json!(1500), json!(100_000), json!("auto")],
+            );
             if random.one_in(8) {
                 conf["promiscMode"] = json!(true);
             }
@@ -137,8 +147,10 @@ fn chained(random: &mut Random, interface: &Value) -> Value {
         }
         4 => {
             let mut conf = json!({"type": "route-override", "flushroutes": true});
-            let routes =
-                [json!([{"dst": "198.51.100.0/24", "scope": 253}]), json!([{"dst": "fd99::/64", "gw": "10.88.0.1"}])];
+            let routes = [
+                json!([{"dst": "198.51.100.0/24", "scope": 253}]),
+                json!([{"dst": "fd99::/64", "gw": "10.88.0.1"}]),
+            ];
             maybe(random, &mut conf, "addroutes", &routes);
             conf
         }
@@ -151,7 +163,10 @@ fn chained(random: &mut Random, interface: &Value) -> Value {
             let mut conf = json!({"type": "egress"});
             maybe(random, &mut conf, "profile", &[json!("sandbox"), json!("nonsense")]);
             maybe(random, &mut conf, "serve", &[json!(["tcp/80"])]);
-            let lists = [json!([{"to": ["192.0.2.0/24"], "ports": ["tcp/443"]}]), json!([{"to": ["192.0.2"]}])];
+            let lists = [
+                json!([{"to": ["192.0.2.0/24"], "ports": ["tcp/443"]}]),
+                json!([{"to": ["192.0.2"]}]),
+            ];
             maybe(random, &mut conf, "allow", &lists);
             conf
         }
@@ -220,9 +235,12 @@ const OTHERS: &str = r#"{"cniVersion": "1.1.0", "name": "others", "plugins": [
 /// A network that a node without defects serves, with rules of random features and back ends.
 fn sound(random: &mut Random) -> Vec<Value> {
     let backends = [json!("nftables"), json!("iptables")];
-    let ranges =
-        [json!([[{"subnet": "10.88.0.0/16"}]]), json!([[{"subnet": "10.88.0.0/16"}], [{"subnet": "fd00:88::/64"}]])];
-    let ipam = json!({"type": "host-local", "dataDir": "DIR/leases", "ranges": random.any(&ranges)});
+    let ranges = [
+        json!([[{"subnet": "10.88.0.0/16"}]]),
+        json!([[{"subnet": "10.88.0.0/16"}], [{"subnet": "fd00:88::/64"}]]),
+    ];
+    let ipam =
+        json!({"type": "host-local", "dataDir": "DIR/leases", "ranges": random.any(&ranges)});
     let mut pair = json!({"type": random.any(&["bridge", "ptp"]), "ipMasq": true, "ipam": ipam});
     maybe(random, &mut pair, "ipMasqBackend", &backends);
     if pair["type"] == "bridge" {
@@ -254,14 +272,24 @@ impl Try {
         let has_load = random.one_in(2);
         if random.one_in(2) {
             let list = list(sound(random));
-            return Try { list, defect: "true", damage: DAMAGES[random.below(DAMAGES.len())], has_load };
+            return Try {
+                list,
+                defect: "true",
+                damage: DAMAGES[random.below(DAMAGES.len())],
+                has_load,
+            };
         }
         let mut plugins = vec![interface(random)];
         while random.one_in(2) && plugins.len() < 4 {
             let next = chained(random, &plugins[0]);
             plugins.push(next);
         }
-        Try { list: list(plugins), defect: DEFECTS[random.below(DEFECTS.len())], damage: "true", has_load }
+        Try {
+            list: list(plugins),
+            defect: DEFECTS[random.below(DEFECTS.len())],
+            damage: "true",
+            has_load,
+        }
     }
 
     /// The outcomes of STATUS and ADD on a fresh node.
@@ -279,9 +307,12 @@ impl Try {
         let cnitool = |args: &[&str]| cnitool(&node, args);
         let (mapped, container) = (Container::new(), Container::new());
         if self.damage != "true" {
-            let outcome = cnitool(&["cnitool", "add", "pods", &mapped.path()]).env("CAP_ARGS", &mapping(8080)).run();
+            let outcome = cnitool(&["cnitool", "add", "pods", &mapped.path()])
+                .env("CAP_ARGS", &mapping(8080))
+                .run();
             assert_eq!(outcome.status, Some(0), "{outcome:?}");
-            let others = cnitool(&["cnitool", "add", "others", &mapped.path()]).env("CNI_IFNAME", "eth1");
+            let others =
+                cnitool(&["cnitool", "add", "others", &mapped.path()]).env("CNI_IFNAME", "eth1");
             let outcome = others.env("CAP_ARGS", &mapping(8081)).run();
             assert_eq!(outcome.status, Some(0), "{outcome:?}");
         }
@@ -319,14 +350,16 @@ fn cnitool(node: &Node, args: &[&str]) -> Call {
 /// A pod of the other network that comes and goes, with a mapped port.
 fn visit(node: &Node, port: u16) -> (Running, Container) {
     let visitor = Container::new();
-    let add = cnitool(node, &["cnitool", "add", "others", &visitor.path()]).env("CAP_ARGS", &mapping(port));
+    let add = cnitool(node, &["cnitool", "add", "others", &visitor.path()])
+        .env("CAP_ARGS", &mapping(port));
     let script = r#"shift 2; while :; do "$0" cnitool add "$@"; "$0" cnitool del "$@"; done"#;
     (Running::start_with(&add.under(&["sh", "-c", script]), Stdio::null()), visitor)
 }
 
 /// A mapping of this port, as `cnitool` takes it.
 fn mapping(port: u16) -> String {
-    json!({"portMappings": [{"hostPort": port, "containerPort": 80, "protocol": "tcp"}]}).to_string()
+    json!({"portMappings": [{"hostPort": port, "containerPort": 80, "protocol": "tcp"}]})
+        .to_string()
 }
 
 fn compare(pairs: usize, seed: u64) {
@@ -344,7 +377,10 @@ fn compare(pairs: usize, seed: u64) {
             ));
         }
     }
-    println!("status: seed {seed}: {pairs} pairs, {works} that work, {} that disagree", wrong.len());
+    println!(
+        "status: seed {seed}: {pairs} pairs, {works} that work, {} that disagree",
+        wrong.len()
+    );
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(works * 8 > pairs && works * 8 < pairs * 7, "{works} of {pairs} work");
 }

@@ -175,7 +175,12 @@ impl<'w> Pod<'w> {
     }
 
     /// Runs a verb without a result for these plugins, until one fails.
-    fn each(&self, verb: &str, plugins: impl Iterator<Item = usize>, prev: bool) -> Result<(), String> {
+    fn each(
+        &self,
+        verb: &str,
+        plugins: impl Iterator<Item = usize>,
+        prev: bool,
+    ) -> Result<(), String> {
         let prev = self.results.last().filter(|_| prev);
         for plugin in plugins {
             let outcome = self.call(verb, plugin, prev).run();
@@ -298,7 +303,13 @@ impl<'w> Stage<'w> {
                 pod.del(false).unwrap();
                 settles(&self.before, &pod).unwrap();
                 for (nth, point) in strace::points(&calls).into_iter().enumerate() {
-                    let trial = |action, cleanup| Trial { verb, plugin, point: point.clone(), action, cleanup };
+                    let trial = |action, cleanup| Trial {
+                        verb,
+                        plugin,
+                        point: point.clone(),
+                        action,
+                        cleanup,
+                    };
                     if changes(&point) {
                         trials.extend(cleanups.iter().map(|how| trial("signal=KILL", Some(*how))));
                     }
@@ -323,7 +334,8 @@ impl<'w> Stage<'w> {
             let Err(Finding { kind, text }) = end else { continue };
             let Trial { verb, plugin, point, action, cleanup } = trial;
             let (chain, point) = (self.world.chain.name, point.describe());
-            let what = format!("{chain}: {verb} of plugin {plugin}, {action} at {point}, {cleanup:?}");
+            let what =
+                format!("{chain}: {verb} of plugin {plugin}, {action} at {point}, {cleanup:?}");
             println!("FOUND {kind}: {what}\n{text}");
             self.tally.findings.push(format!("{kind}: {what}"));
             break;
@@ -385,9 +397,12 @@ impl<'w> Stage<'w> {
 
 /// All state outside of containers that a call may change.
 fn host(node: &Node) -> Snapshot {
-    let is_lease = |path: &str| !path.contains("/last_reserved_ip.") && !path.ends_with("/.cnibox/tmp");
-    let is_record = |path: &str| !path.starts_with("/run/cni/cnibox") && !path.starts_with("/run/cni/dhcp");
-    let files = contents(&node.path("leases"), &is_lease) + &contents(Path::new("/run/cni"), &is_record);
+    let is_lease =
+        |path: &str| !path.contains("/last_reserved_ip.") && !path.ends_with("/.cnibox/tmp");
+    let is_record =
+        |path: &str| !path.starts_with("/run/cni/cnibox") && !path.starts_with("/run/cni/dhcp");
+    let files =
+        contents(&node.path("leases"), &is_lease) + &contents(Path::new("/run/cni"), &is_record);
     node.snapshot().with("files", files).with("sysctls", sysctls())
 }
 
@@ -410,7 +425,11 @@ fn contents(path: &Path, is_wanted: &dyn Fn(&str) -> bool) -> String {
         return String::new();
     }
     let Ok(entries) = fs::read_dir(path) else {
-        let bytes = if name.contains("/.cnibox/") { Vec::new() } else { fs::read(path).unwrap_or_default() };
+        let bytes = if name.contains("/.cnibox/") {
+            Vec::new()
+        } else {
+            fs::read(path).unwrap_or_default()
+        };
         return format!("{name}: {}\n", String::from_utf8_lossy(&bytes));
     };
     let mut entries: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
@@ -456,7 +475,11 @@ fn sweep(chain: &'static Chain, sample: Option<usize>) {
         let all = Stage::new(&world, Tally::default()).trials(round);
         println!("sweep: {} | {} runs", chain.name, all.len());
         let step = sample.map_or(1, |sample| all.len() / sample);
-        let mut rest = all.iter().step_by(step).filter(|trial| round == 0 || trial.cleanup.is_none()).peekable();
+        let mut rest = all
+            .iter()
+            .step_by(step)
+            .filter(|trial| round == 0 || trial.cleanup.is_none())
+            .peekable();
         while rest.peek().is_some() {
             let world = World::new(chain);
             tally = Stage::new(&world, tally).run_all(&mut rest);

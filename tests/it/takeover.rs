@@ -58,12 +58,13 @@ fn ptp() -> Value {
 /// The cases that every kernel can run.
 fn cases() -> Vec<Case> {
     let bridge = json!({"type": "bridge", "bridge": "br0", "isGateway": true, "ipam": "v4"});
-    let masquerading = |base: &Value, backend: &str| merged(base, &json!({"ipMasq": true, "ipMasqBackend": backend}));
+    let masquerading = |base: &Value, backend: &str| {
+        merged(base, &json!({"ipMasq": true, "ipMasqBackend": backend}))
+    };
     let checked = merged(&bridge, &json!({"macspoofchk": true}));
     let ports = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
         {"hostPort": 5353, "containerPort": 53, "protocol": "udp", "hostIP": "10.1.2.1"}]);
-    let portmap =
-        |backend: &str| json!({"type": "portmap", "backend": backend, "runtimeConfig": {"portMappings": ports}});
+    let portmap = |backend: &str| json!({"type": "portmap", "backend": backend, "runtimeConfig": {"portMappings": ports}});
     let firewall = json!({"type": "firewall", "backend": "iptables"});
     let policy = merged(&firewall, &json!({"ingressPolicy": "same-bridge"}));
     let mac = json!({"runtimeConfig": {"mac": "c2:11:22:33:44:55"}});
@@ -82,7 +83,8 @@ fn cases() -> Vec<Case> {
         case("bridge, both families", &[&merged(&bridge, &json!({"ipam": "dual"}))]),
         case("bridge, MAC", &[&merged(&bridge, &mac)]),
         case("bridge, macspoofchk", &[&checked]),
-        case("bridge, macspoofchk, masquerading", &[&masquerading(&checked, "nftables")]).new_only(),
+        case("bridge, macspoofchk, masquerading", &[&masquerading(&checked, "nftables")])
+            .new_only(),
         case("bridge, hairpin", &[&merged(&bridge, &json!({"hairpinMode": true, "mtu": 1400}))]),
         case("bridge, promiscuous", &[&merged(&bridge, &json!({"promiscMode": true}))]),
         case("bridge, isolation", &[&merged(&bridge, &json!({"portIsolation": true}))]).new_only(),
@@ -101,7 +103,10 @@ fn cases() -> Vec<Case> {
         case("bandwidth", &[&ptp(), &limits]),
         case("tuning", &[&ptp(), &tuning]),
         case("sbr", &[&ptp(), &json!({"type": "sbr"})]),
-        case("whole list", &[&masquerading(&bridge, "iptables"), &portmap("iptables"), &firewall, &tuning]),
+        case(
+            "whole list",
+            &[&masquerading(&bridge, "iptables"), &portmap("iptables"), &firewall, &tuning],
+        ),
     ]
 }
 

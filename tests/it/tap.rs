@@ -69,12 +69,17 @@ fn settings_come_from_capability_args_or_keys() {
     let cases = [
         (json!({"mac": mac, "mtu": 1400}), ""),
         (json!({"mac": "02:00:00:00:00:01", "mtu": 1400}), args.as_str()),
-        (json!({"mac": "02:00:00:00:00:01", "runtimeConfig": {"mac": mac}, "mtu": 1400}), "IgnoreUnknown=1;MAC=zz"),
+        (
+            json!({"mac": "02:00:00:00:00:01", "runtimeConfig": {"mac": mac}, "mtu": 1400}),
+            "IgnoreUnknown=1;MAC=zz",
+        ),
     ];
     for (keys, args) in cases {
-        for owners in
-            [json!({}), json!({"owner": 0, "group": 0}), json!({"owner": 1001, "group": 1002, "multiQueue": true})]
-        {
+        for owners in [
+            json!({}),
+            json!({"owner": 0, "group": 0}),
+            json!({"owner": 1001, "group": 1002, "multiQueue": true}),
+        ] {
             for ipam in [true, false] {
                 let (node, container) = (Node::new(), Container::new());
                 let before = container.snapshot(&node);
@@ -85,7 +90,8 @@ fn settings_come_from_capability_args_or_keys() {
                 let result = call(&net, "ADD").result();
                 let link = device(&container);
                 assert_eq!((&link["address"], &link["mtu"]), (&json!(mac), &json!(1400)));
-                let entry = json!({"name": "eth0", "mac": mac, "mtu": 1400, "sandbox": container.path()});
+                let entry =
+                    json!({"name": "eth0", "mac": mac, "mtu": 1400, "sandbox": container.path()});
                 assert_eq!(result["interfaces"], json!([entry]));
                 let info = &link["linkinfo"]["info_data"];
                 assert_eq!(info["multi_queue"], json!(keys["multiQueue"] == json!(true)));
@@ -110,7 +116,8 @@ fn settings_come_from_capability_args_or_keys() {
 fn the_tap_joins_a_bridge_in_the_container() {
     let (node, container) = (Node::new(), Container::new());
     container.sh("ip link add br1 type bridge");
-    for net in [layer2(&node, &json!({"bridge": "br1"})), simple(&node, &json!({"bridge": "br1"}))] {
+    for net in [layer2(&node, &json!({"bridge": "br1"})), simple(&node, &json!({"bridge": "br1"}))]
+    {
         let result = net.add(&container);
         assert_eq!(device(&container)["master"], "br1");
         assert_eq!(result["interfaces"].as_array().unwrap().len(), 1);
@@ -132,7 +139,10 @@ fn add_without_ipam_only_creates_the_device() {
             assert_eq!(error.msg, "cannot convert: no valid IP addresses");
         } else {
             let result = net.add(&container);
-            assert_eq!((&result["ips"], &result["dns"]["domain"]), (&Value::Null, &json!("d.example")));
+            assert_eq!(
+                (&result["ips"], &result["dns"]["domain"]),
+                (&Value::Null, &json!("d.example"))
+            );
             assert!(device(&container)["flags"].as_array().unwrap().contains(&json!("UP")));
             net.del(&container);
         }
@@ -280,9 +290,15 @@ fn check_reports_every_kind_of_damage() {
     for (line, msg) in [
         ("ip link set eth0 down", "interface \"eth0\" is down"),
         ("ip addr del 10.1.2.2/24 dev eth0", "Failed to match addr 10.1.2.2/24 on interface eth0"),
-        ("ip route del default", "Expected Route 0.0.0.0/0 via 10.1.2.1 not found in routing table"),
+        (
+            "ip route del default",
+            "Expected Route 0.0.0.0/0 via 10.1.2.1 not found in routing table",
+        ),
         ("ip link del eth0", "Interface name eth0 not found in NETNS"),
-        ("sh -c 'ip link del eth0; ip link add eth0 type bridge'", "Error: Container interface eth0 not of type tun"),
+        (
+            "sh -c 'ip link del eth0; ip link add eth0 type bridge'",
+            "Error: Container interface eth0 not of type tun",
+        ),
         (
             "sh -c 'ip link del eth0; ip tuntap add mode tap name eth0 multi_queue; ip link set eth0 up address MAC'",
             "tap \"eth0\": multi_queue is true, not false",
@@ -331,8 +347,7 @@ fn an_selinux_label_is_ignored_without_selinux() {
     net.del(&container);
     // On a kernel that only appears to have SELinux, setting the label fails.
     let before = (node.snapshot(), container.snapshot(&node));
-    let script =
-        "mount -t tmpfs none /sys/fs && mkdir /sys/fs/selinux && touch /sys/fs/selinux/enforce && exec \"$0\" \"$@\"";
+    let script = "mount -t tmpfs none /sys/fs && mkdir /sys/fs/selinux && touch /sys/fs/selinux/enforce && exec \"$0\" \"$@\"";
     let error = net.on("ADD", &container).in_script(script).error();
     let start = "failed to create tap \"eth0\": failed set socket label: system_u:";
     assert!(error.msg.starts_with(start), "{error:?}");
@@ -348,7 +363,9 @@ fn fifty_containers_are_attached_concurrently() {
     let containers: Vec<_> = (0..COUNT).map(|_| Container::new()).collect();
     let paths: Vec<_> = containers.iter().map(Container::path).collect();
     let conf = simple(&node, &json!({})).conf;
-    let call = |verb: &str, i: usize| node.call("tap", verb).conf(&conf).id(&format!("c{i}")).netns(&paths[i]);
+    let call = |verb: &str, i: usize| {
+        node.call("tap", verb).conf(&conf).id(&format!("c{i}")).netns(&paths[i])
+    };
     let results = at_once(COUNT, |i| call("ADD", i).result());
     let mut ips: Vec<_> = results.iter().map(|r| r["ips"][0]["address"].to_string()).collect();
     ips.sort();

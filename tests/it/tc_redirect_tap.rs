@@ -18,7 +18,8 @@ const SUBJECT: Subject = Subject {
         }
         let interfaces = result["interfaces"].as_array_mut().unwrap();
         let (mut tap, mut machine) = (interfaces[1].clone(), interfaces[1].clone());
-        (tap["name"], machine["name"], machine["sandbox"]) = (json!("tap0"), json!("tap0"), json!("c1"));
+        (tap["name"], machine["name"], machine["sandbox"]) =
+            (json!("tap0"), json!("tap0"), json!("c1"));
         interfaces.extend([tap, machine]);
         let mut first = result["ips"][0].clone();
         first["interface"] = json!(3);
@@ -65,8 +66,9 @@ fn add_starts_no_process_and_makes_few_calls() {
     let pod = SUBJECT.pod("1.0.0");
     let (outcome, calls) = strace::record(&pod.node, &pod.call("ADD"));
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
-    let is_start =
-        |call: &&strace::Syscall| ["execve", "fork", "vfork", "clone", "clone3"].contains(&call.name.as_str());
+    let is_start = |call: &&strace::Syscall| {
+        ["execve", "fork", "vfork", "clone", "clone3"].contains(&call.name.as_str())
+    };
     let starts: Vec<_> = calls.iter().filter(is_start).map(|call| &call.text).collect();
     assert!(starts.len() <= 1, "the plugin itself only: {starts:?}");
     let requests = calls.iter().filter(|call| call.name == "sendto").count();
@@ -82,7 +84,9 @@ fn wrong_input_changes_nothing() {
         (format!("{GID}=-1"), format!("ARGS: invalid pair \"{GID}=-1\""), numbers),
         (
             format!("{NAME}=a/b"),
-            format!("ARGS: invalid pair \"{NAME}=a/b\": interface name contains / or : or whitespace characters"),
+            format!(
+                "ARGS: invalid pair \"{NAME}=a/b\": interface name contains / or : or whitespace characters"
+            ),
             "",
         ),
         (
@@ -102,7 +106,9 @@ fn wrong_input_changes_nothing() {
     pod.is_refused(&pod.bare("ADD"), (999, "must be called as a chained plugin"));
     pod.is_refused(&pod.bare("CHECK"), (999, "Required prevResult missing"));
     pod.is_refused(&pod.call("ADD").ifname("eth7"), (999, "link \"eth7\" not found"));
-    for keys in [json!({"multiQueue": 1}), json!({"vnetHdr": "yes"}), json!({"allAddresses": "one"})] {
+    for keys in
+        [json!({"multiQueue": 1}), json!({"vnetHdr": "yes"}), json!({"allAddresses": "one"})]
+    {
         let error = pod.net(&keys).on("ADD", &pod.container).error();
         assert!(error.msg.starts_with("failed to load netconf"), "{keys}: {error:?}");
         pod.net(&keys).on("DEL", &pod.container).ok();
@@ -142,7 +148,10 @@ fn check_finds_each_damage() {
         let error = check(&pod, &last).error();
         let msg = msg.replace("NETNS", &pod.container.path());
         let entry = if msg.contains("tap0 Mac") { 2 } else { 3 };
-        let msg = msg.replace("Mac MAC", &format!("Mac {}", last["interfaces"][entry]["mac"].as_str().unwrap()));
+        let msg = msg.replace(
+            "Mac MAC",
+            &format!("Mac {}", last["interfaces"][entry]["mac"].as_str().unwrap()),
+        );
         assert_eq!(error.brief(), (999, msg.as_str()), "{damage}");
         pod.assert_as(&was, "CHECK repairs nothing");
         if !damage.contains("eth0 address") {

@@ -128,7 +128,9 @@ fn flannel_executes_no_plugin_named_in_a_volume() {
     fs::write(dir.join("c1"), r#"{"cniVersion":"1.1.0","name":"net","type":"pwn"}"#).unwrap();
     fs::copy(dir.join("c1"), dir.join("c2")).unwrap();
     net.check(&container, &prev).ok();
-    net.with(&json!({"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]})).call("GC", "").ok();
+    net.with(&json!({"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]}))
+        .call("GC", "")
+        .ok();
     net.del(&container);
     net.del(&container);
     assert!(!exists(executed));
@@ -148,8 +150,12 @@ fn directories_of_other_users_are_refused() {
         let keys = json!({"dataDir": dir, "mtu": 1400, "prevResult": prev});
         Net::new(&node, "tuning", "1.1.0", &keys)
     };
-    node.sh("mkdir -m 775 /run/cni/open; mkdir -p /run/cni/theirs/deep; chown 4711 /run/cni/theirs");
-    node.sh("mkdir /run/cni/foreign; ln -s theirs/deep /run/cni/far; ln -s x /run/cni/foreign/link");
+    node.sh(
+        "mkdir -m 775 /run/cni/open; mkdir -p /run/cni/theirs/deep; chown 4711 /run/cni/theirs",
+    );
+    node.sh(
+        "mkdir /run/cni/foreign; ln -s theirs/deep /run/cni/far; ln -s x /run/cni/foreign/link",
+    );
     node.sh("chown -h 4711 /run/cni/foreign/link");
     for (dir, why) in [
         ("/run/cni/open", "\"/run/cni/open\": /run/cni/open can be written by others (mode 775)"),
@@ -235,7 +241,9 @@ fn special_and_huge_files_in_place_of_state_are_refused() {
         }
         for net in [&flannel, &tuning, &device, &routes, &egress] {
             for verb in ["ADD", "CHECK", "STATUS", "DEL"] {
-                within(net.on(verb, &container).env("CNI_ARGS", "IgnoreUnknown=1;EGRESS_POLICY=web"));
+                within(
+                    net.on(verb, &container).env("CNI_ARGS", "IgnoreUnknown=1;EGRESS_POLICY=web"),
+                );
             }
             assert_eq!(within(gc(net).call("GC", "")).status, Some(0), "{make} {}", net.plugin);
         }

@@ -88,12 +88,15 @@ fn a_disabled_trace_makes_no_system_call() {
     };
     let off = count(&add(&node, &container));
     let is_of_recorder = |text: &str| text.contains("/run/cnibox") && !text.contains("/run/cni/");
-    let odd = off
-        .iter()
-        .find(|call| is_of_recorder(&call.text) || call.name.starts_with("clock_") || call.name == "gettimeofday");
+    let odd = off.iter().find(|call| {
+        is_of_recorder(&call.text) || call.name.starts_with("clock_") || call.name == "gettimeofday"
+    });
     assert!(odd.is_none(), "{odd:?}");
     let on = count(&add(&node, &container).env("CNI_LOG", "trace"));
-    assert!(on.iter().any(|call| is_of_recorder(&call.text)), "the recorder is seen where it is on");
+    assert!(
+        on.iter().any(|call| is_of_recorder(&call.text)),
+        "the recorder is seen where it is on"
+    );
     assert!(on.len() <= off.len() + 12, "{} system calls instead of {}", on.len(), off.len());
 }
 
@@ -134,22 +137,31 @@ fn a_chain_is_one_trace() {
         assert_eq!(parent["name"], "plugin");
         let executable = below(&format!("bin/{plugin}"));
         assert_eq!(attribute(parent, "process.executable.path"), executable);
-        let own = ["cni.plugin", "cni.command", "cni.network", "cni.ifname"].map(|key| attribute(&spans[0], key));
+        let own = ["cni.plugin", "cni.command", "cni.network", "cni.ifname"]
+            .map(|key| attribute(&spans[0], key));
         assert_eq!(own, [plugin, "ADD", "pods", "eth0"]);
         let is_commit = |span: &Value| !attribute(span, "nf_tables.changes").is_empty();
         assert!(spans.iter().any(is_commit), "{plugin} changed nf_tables: {spans:?}");
     }
     let delegate = calls[0].iter().find(|span| span["name"] == "delegate").unwrap();
     assert_eq!(attribute(delegate, "cni.plugin"), "host-local");
-    let requests: Vec<String> = calls[0].iter().map(|span| attribute(span, "netlink.type")).collect();
+    let requests: Vec<String> =
+        calls[0].iter().map(|span| attribute(span, "netlink.type")).collect();
     for request in [RTM_NEWLINK, RTM_NEWADDR, RTM_NEWROUTE] {
         assert!(requests.contains(&request.to_string()), "{request}: {requests:?}");
     }
 
-    let Outcome { status, stdout, stderr } = trace(&node, &["show", calls[0][0]["traceId"].as_str().unwrap()]);
+    let Outcome { status, stdout, stderr } =
+        trace(&node, &["show", calls[0][0]["traceId"].as_str().unwrap()]);
     assert_eq!((status, &*stderr), (Some(0), ""));
     let indented = |text: &str| stdout.lines().any(|line| line.contains(&format!("  {text}")));
-    for text in ["cnitool add", "  plugin ", "    bridge ADD", "      delegate host-local ADD", "RTM_NEWLINK"] {
+    for text in [
+        "cnitool add",
+        "  plugin ",
+        "    bridge ADD",
+        "      delegate host-local ADD",
+        "RTM_NEWLINK",
+    ] {
         assert!(indented(text) || stdout.contains(text), "{text}: {stdout}");
     }
     let Outcome { stdout, .. } = trace(&node, &["ls"]);
@@ -177,7 +189,10 @@ fn a_call_continues_the_callers_trace() {
     let calls = calls(TRACES);
     let [spans] = calls.as_slice() else { panic!("{calls:?}") };
     assert_nested(spans);
-    assert_eq!((&spans[0]["traceId"], &spans[0]["parentSpanId"]), (&json!(TRACE), &json!("b7ad6b7169203331")));
+    assert_eq!(
+        (&spans[0]["traceId"], &spans[0]["parentSpanId"]),
+        (&json!(TRACE), &json!("b7ad6b7169203331"))
+    );
     let plugin = spans.iter().find(|span| span["name"] == "plugin").unwrap();
     let handed = fs::read_to_string(node.bin().join("theirs.parent")).unwrap();
     assert_eq!(handed.trim(), format!("00-{TRACE}-{}-01", plugin["spanId"].as_str().unwrap()));
@@ -190,7 +205,10 @@ fn a_failed_call_is_recorded_with_its_configuration() {
     conf["mtu"] = json!(70_000);
     conf["args"] = json!({"password": "hunter2"});
     let call = |verb| {
-        node.call("bridge", verb).conf(&conf).netns(&container.path()).env("CNI_ARGS", "IgnoreUnknown=1;TOKEN=hunter2")
+        node.call("bridge", verb)
+            .conf(&conf)
+            .netns(&container.path())
+            .env("CNI_ARGS", "IgnoreUnknown=1;TOKEN=hunter2")
     };
     let error = call("ADD").error();
     call("STATUS").run();
@@ -210,7 +228,10 @@ fn a_failed_call_is_recorded_with_its_configuration() {
 
     let Outcome { stdout, .. } = trace(&node, &["ls", "--failed"]);
     let line = stdout.lines().nth(1).unwrap();
-    assert!(line.contains("bridge ADD  pods") && line.ends_with(&format!("code {}", error.code)), "{stdout}");
+    assert!(
+        line.contains("bridge ADD  pods") && line.ends_with(&format!("code {}", error.code)),
+        "{stdout}"
+    );
     let id = line.split(' ').next().unwrap();
     let Outcome { stdout, .. } = trace(&node, &["show", id]);
     assert!(stdout.contains(&error.msg) && stdout.contains("\"mtu\":70000"), "{stdout}");
@@ -259,7 +280,10 @@ fn control_characters_of_a_configuration_are_escaped() {
     for (what, text) in shown {
         assert!(!text.is_empty() || what == "the log of the plugin", "{what}");
         assert!(!text.contains(is_odd), "{what}: {text:?}");
-        assert!(!text.lines().any(|line| line.trim() == line && line == "forged"), "{what}: {text}");
+        assert!(
+            !text.lines().any(|line| line.trim() == line && line == "forged"),
+            "{what}: {text}"
+        );
     }
 }
 
@@ -280,7 +304,8 @@ fn stats_are_printed_as_text_and_for_prometheus() {
     let cells: Vec<&str> = stdout.lines().nth(1).unwrap().split_whitespace().collect();
     assert_eq!(cells[..4], ["bridge", "ADD", "4", "1"], "{stdout}");
     let conf = node.path("net.d").display().to_string();
-    let Outcome { status, stdout, stderr } = trace(&node, &["stats", "--format", "prometheus", "--conf-dir", &conf]);
+    let Outcome { status, stdout, stderr } =
+        trace(&node, &["stats", "--format", "prometheus", "--conf-dir", &conf]);
     assert_eq!((status, &*stderr), (Some(0), ""));
     for line in [
         "# TYPE cnibox_recorded_calls gauge",
@@ -296,7 +321,9 @@ fn stats_are_printed_as_text_and_for_prometheus() {
         assert!(stdout.lines().any(|found| found == line), "{line}: {stdout}");
     }
     let sum = stdout.lines().find_map(|line| {
-        line.strip_prefix("cnibox_recorded_call_duration_seconds_sum{plugin=\"bridge\",command=\"ADD\"} ")
+        line.strip_prefix(
+            "cnibox_recorded_call_duration_seconds_sum{plugin=\"bridge\",command=\"ADD\"} ",
+        )
     });
     let seconds: f64 = sum.unwrap().parse().unwrap();
     assert!(0.0 < seconds && seconds < 60.0, "{stdout}");

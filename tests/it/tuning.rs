@@ -31,7 +31,9 @@ const SUBJECT: Subject = Subject {
         })
     },
     result: |result, version| {
-        for interface in result.get_mut("interfaces").and_then(Value::as_array_mut).into_iter().flatten() {
+        for interface in
+            result.get_mut("interfaces").and_then(Value::as_array_mut).into_iter().flatten()
+        {
             if interface["name"] == "eth0" {
                 interface["mac"] = json!(MAC);
                 if version >= "1.1.0" {
@@ -134,7 +136,10 @@ fn runtime_config_precedes_args_and_args_precede_keys() {
     assert_eq!(with(json!({"mac": macs[0]}), &env), Some(1));
     assert_eq!(with(json!({"mac": macs[0], "RuntimeConfig": runtime}), &env), Some(2));
     let args = json!({"cni": {"mac": macs[3]}});
-    assert_eq!(with(json!({"mac": macs[0], "runtimeConfig": runtime, "args": args}), &env), Some(3));
+    assert_eq!(
+        with(json!({"mac": macs[0], "runtimeConfig": runtime, "args": args}), &env),
+        Some(3)
+    );
     // A key in `args` takes precedence even with an empty value.
     let args = json!({"cni": {"mac": "", "mtu": 0, "promisc": false}});
     let keys = json!({"mac": macs[0], "mtu": 1300, "promisc": true, "args": args});
@@ -155,8 +160,14 @@ fn parameters_are_set_in_order_and_args_last() {
         let net = bare(&pod, &json!({"sysctl": sysctl}));
         // serde_json sorts keys, so the text is assembled manually.
         let pairs: Vec<String> = match expected {
-            "0" => vec![r#""net.ipv4.ip_forward":"1""#.into(), r#""net.ipv4.conf.IFNAME.forwarding":"0""#.into()],
-            _ => vec![r#""net.ipv4.conf.IFNAME.forwarding":"0""#.into(), r#""net.ipv4.ip_forward":"1""#.into()],
+            "0" => vec![
+                r#""net.ipv4.ip_forward":"1""#.into(),
+                r#""net.ipv4.conf.IFNAME.forwarding":"0""#.into(),
+            ],
+            _ => vec![
+                r#""net.ipv4.conf.IFNAME.forwarding":"0""#.into(),
+                r#""net.ipv4.ip_forward":"1""#.into(),
+            ],
         };
         let written = text(&net).replace(&sysctl.to_string(), &format!("{{{}}}", pairs.join(",")));
         pod.container.sh("sh -c 'echo 0 > /proc/sys/net/ipv4/ip_forward'");
@@ -202,14 +213,20 @@ fn check_reports_changed_values() {
         (
             "sh -c 'echo 2000 3000 > /proc/sys/net/ipv4/ip_local_port_range'",
             "sh -c 'echo 20000 30000 > /proc/sys/net/ipv4/ip_local_port_range'",
-            is("value of net/ipv4/ip_local_port_range is  20000  30000 , current value is 2000\t3000"),
+            is(
+                "value of net/ipv4/ip_local_port_range is  20000  30000 , current value is 2000\t3000",
+            ),
         ),
         (
             "ip link set eth0 address 02:00:00:00:00:2b",
             "ip link set eth0 address 02:00:00:00:00:2a",
             is("Ethernet of eth0 is 02:00:00:00:00:2a, current value is 02:00:00:00:00:2b"),
         ),
-        ("ip link set eth0 mtu 1399", "ip link set eth0 mtu 1400", is("MTU of eth0 is 1400, current value is 1399")),
+        (
+            "ip link set eth0 mtu 1399",
+            "ip link set eth0 mtu 1400",
+            is("MTU of eth0 is 1400, current value is 1399"),
+        ),
         (
             "ip link set eth0 promisc off",
             "ip link set eth0 promisc on",
@@ -232,9 +249,17 @@ fn check_reports_changed_values() {
         net.check(&pod.container, &prev).ok();
     }
     let off = net.with(&json!({"promisc": false}));
-    off.check_finds(&pod.container, &prev, "Error: Tuning link eth0 configured promisc is false, current value is 1");
+    off.check_finds(
+        &pod.container,
+        &prev,
+        "Error: Tuning link eth0 configured promisc is false, current value is 1",
+    );
     net.with(&json!({"promisc": null})).check(&pod.container, &prev).ok();
-    net.with(&json!({"prevResult": null})).check_finds(&pod.container, &Value::Null, "Required prevResult missing");
+    net.with(&json!({"prevResult": null})).check_finds(
+        &pod.container,
+        &Value::Null,
+        "Required prevResult missing",
+    );
     pod.container.sh("ip link del eth0");
     net.check_finds(&pod.container, &prev, "Cannot find container link eth0");
 }
@@ -245,8 +270,16 @@ fn refusals_change_nothing() {
     let sysctl = |key: &str, value: &str| json!({"net.ipv4.ip_default_ttl": "32", key: value});
     let mut cases = vec![
         (json!({"prevResult": null}), 999, "Required prevResult missing"),
-        (json!({"sysctl": sysctl("kernel.hostname", "x")}), 7, "invalid net sysctl key: \"kernel/hostname\""),
-        (json!({"sysctl": sysctl("net/ipv4/ip_default_ttl", "1")}), 7, "duplicated sysctl keys are not allowed"),
+        (
+            json!({"sysctl": sysctl("kernel.hostname", "x")}),
+            7,
+            "invalid net sysctl key: \"kernel/hostname\"",
+        ),
+        (
+            json!({"sysctl": sysctl("net/ipv4/ip_default_ttl", "1")}),
+            7,
+            "duplicated sysctl keys are not allowed",
+        ),
         (
             json!({"sysctl": sysctl("net.ipv4.no_such", "1")}),
             999,
@@ -262,11 +295,19 @@ fn refusals_change_nothing() {
             999,
             "write sysctl net/ipv4/tcp_sack=x: invalid argument",
         ),
-        (json!({"mac": "xyz"}), 7, "invalid args xyz for MAC addr: address xyz: invalid MAC address"),
+        (
+            json!({"mac": "xyz"}),
+            7,
+            "invalid args xyz for MAC addr: address xyz: invalid MAC address",
+        ),
         (json!({"mtu": 5_000_000_000_u64}), 7, "mtu 5000000000 is larger than any link's"),
         (json!({"txQLen": -1}), 7, "txQLen -1 is not a length of a queue"),
         (json!({"profile": "loose"}), 7, "unknown profile \"loose\""),
-        (json!({"dataDir": "/proc/no/where"}), 7, "dataDir \"/proc/no/where\" is not below /run/cni or /var/lib/cni"),
+        (
+            json!({"dataDir": "/proc/no/where"}),
+            7,
+            "dataDir \"/proc/no/where\" is not below /run/cni or /var/lib/cni",
+        ),
         (
             json!({"allmulti": true, "mtu": 20, "mac": MAC, "txQLen": 5}),
             7,
@@ -318,13 +359,19 @@ fn status_reports_what_add_would_refuse() {
         let pod = SUBJECT.pod(version);
         let status = |keys: Value| pod.net(&keys).call("STATUS", "").without("CNI_CONTAINERID");
         if version < "1.1.0" {
-            assert_eq!(status(json!({})).error().brief(), (1, "config version does not allow STATUS"));
+            assert_eq!(
+                status(json!({})).error().brief(),
+                (1, "config version does not allow STATUS")
+            );
             continue;
         }
         let before = pod.state();
         status(json!({})).ok();
         let error = status(json!({"mac": "x"})).error();
-        assert_eq!(error.brief(), (50, "invalid args x for MAC addr: address x: invalid MAC address"));
+        assert_eq!(
+            error.brief(),
+            (50, "invalid args x for MAC addr: address x: invalid MAC address")
+        );
         let error = status(json!({"sysctl": {"kernel.x": "1"}})).error();
         assert_eq!(error.brief(), (50, "invalid net sysctl key: \"kernel/x\""));
         let error = status(json!({"dataDir": "/proc/no"})).error();
@@ -341,7 +388,8 @@ fn a_failing_add_leaves_nothing_at_any_system_call() {
             // The parameters are set to their current values, so that the state after DEL equals
             // the state before.
             let mut keys = (ATTRIBUTES.keys)(node);
-            keys["sysctl"] = json!({"net.ipv4.conf.IFNAME.arp_notify": "0", "net.core.somaxconn": "4096"});
+            keys["sysctl"] =
+                json!({"net.ipv4.conf.IFNAME.arp_notify": "0", "net.core.somaxconn": "4096"});
             keys
         },
         sysctls: &["net/ipv4/conf/eth0/arp_notify", "net/core/somaxconn"],
@@ -353,7 +401,8 @@ fn a_failing_add_leaves_nothing_at_any_system_call() {
 #[test]
 fn a_failed_add_restores_parameters() {
     let pod = SUBJECT.pod("1.0.0");
-    let keys = ["net/ipv4/conf/eth0/arp_notify", "net/ipv4/ip_local_port_range", "net/core/somaxconn"];
+    let keys =
+        ["net/ipv4/conf/eth0/arp_notify", "net/ipv4/ip_local_port_range", "net/core/somaxconn"];
     let values = || keys.map(|key| pod.container.sysctl(key));
     let before = values();
     let flush = json!({"net.ipv4.route.flush": "1", "net.core.somaxconn": "77", "net.ipv4.tcp_sack": "nonsense"});
@@ -377,7 +426,8 @@ fn add_rolls_back_if_its_result_cannot_be_written() {
 
 #[test]
 fn an_add_or_del_killed_anywhere_is_cleaned_up_by_del() {
-    ATTRIBUTES.survives_kill(&["open", "write", "rename", "RTM_NEWLINK"], &["unlink", "RTM_NEWLINK"]);
+    ATTRIBUTES
+        .survives_kill(&["open", "write", "rename", "RTM_NEWLINK"], &["unlink", "RTM_NEWLINK"]);
 }
 
 /// An MTU below 1280 and a sysctl take IPv6 addresses off the interface, which the result would still list.
@@ -398,7 +448,10 @@ fn addresses_of_earlier_plugins_are_kept() {
         json!({"sysctl": {"net/ipv6/conf/all/disable_ipv6": "1"}}),
     ] {
         let error = add(&keys).error();
-        assert!(error.code == 7 && error.msg.contains("takes the address fd00:1::2/64"), "{error:?}");
+        assert!(
+            error.code == 7 && error.msg.contains("takes the address fd00:1::2/64"),
+            "{error:?}"
+        );
         assert!(container.sh("ip -6 addr show dev eth0").contains("fd00:1::2/64"), "{keys}");
     }
     add(&json!({"mtu": 1280, "sysctl": {"net.ipv6.conf.IFNAME.disable_ipv6": "0"}})).result();

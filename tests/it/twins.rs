@@ -27,7 +27,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use self::known::{Case, KNOWN, Then};
-use self::plan::{By, Damage, Extra, HOST, Ipam, Kind, Network, OUTSIDE, Op, Place, Plan, Rules, Step};
+use self::plan::{
+    By, Damage, Extra, HOST, Ipam, Kind, Network, OUTSIDE, Op, Place, Plan, Rules, Step,
+};
 use self::side::mend::MENDED;
 use self::side::{PORTMAP_CHECK, Plugins, Seen, Side, Task};
 use crate::support::compare::peer;
@@ -61,17 +63,23 @@ impl Difference {
 /// Between two default routes of a container with two interfaces the kernel decides by the state of its neighbours, and
 /// which of two neighbours with one address, those of a network of `static`, answers is by chance.
 fn is_undecided(seen: &Seen, line: &str) -> bool {
-    let Some((pod, to)) = line.strip_prefix("traffic ").and_then(|line| line.split_once(" -> ")) else {
+    let Some((pod, to)) = line.strip_prefix("traffic ").and_then(|line| line.split_once(" -> "))
+    else {
         return false;
     };
     let routed = format!("{pod}: route default");
     let has_two_routes = seen.lines.iter().filter(|line| line.starts_with(&routed)).count() > 1;
     let is_shared = |(place, net, addr): &(Place, usize, String)| {
-        let is_other = |other: &(Place, usize, String)| (&other.1, &other.2) == (net, addr) && other.0 != *place;
-        let is_meant = pod == place.pod || to.starts_with(addr) || to.contains(&format!(": {} sees", place.pod));
+        let is_other = |other: &(Place, usize, String)| {
+            (&other.1, &other.2) == (net, addr) && other.0 != *place
+        };
+        let is_meant = pod == place.pod
+            || to.starts_with(addr)
+            || to.contains(&format!(": {} sees", place.pod));
         is_meant && seen.assigned.iter().any(is_other)
     };
-    (to.starts_with(HOST) || to.starts_with(OUTSIDE)) && has_two_routes || seen.assigned.iter().any(is_shared)
+    (to.starts_with(HOST) || to.starts_with(OUTSIDE)) && has_two_routes
+        || seen.assigned.iter().any(is_shared)
 }
 
 /// A defect that cnibox does not have, to see whether a sequence shows it: the plugin does nothing at the verb. At
@@ -175,9 +183,10 @@ fn play(plan: &Plan, reference: &Path, mutant: Option<Mutant>) -> Result<Ending,
 fn report(case: &Case<'_>) -> String {
     let Case { plan, number, difference, answers } = case;
     let mut text = format!("{plan}after step {number}, {}:\n", plan.steps[*number]);
-    for (title, seen, lines) in
-        [("reference", &answers.0, &difference.reference), ("cnibox", &answers.1, &difference.cnibox)]
-    {
+    for (title, seen, lines) in [
+        ("reference", &answers.0, &difference.reference),
+        ("cnibox", &answers.1, &difference.cnibox),
+    ] {
         writeln!(text, "only with {title}:").unwrap();
         for line in lines {
             writeln!(text, "    {line}").unwrap();
@@ -199,7 +208,8 @@ fn play_seeds(seeds: Range<u64>) {
     let is_chosen = named.is_some();
     let seeds = named.unwrap_or(seeds);
     let defect = std::env::var("CNIBOX_TWINS_MUTANT").ok();
-    let mutant = defect.map(|name| *MUTANTS.iter().find(|mutant| mutant.to_string() == name).unwrap());
+    let mutant =
+        defect.map(|name| *MUTANTS.iter().find(|mutant| mutant.to_string() == name).unwrap());
     let start = Instant::now();
     let (mut steps, mut endings, mut wrong) = (0, BTreeMap::<_, usize>::new(), Vec::new());
     for seed in seeds.clone() {
@@ -304,7 +314,8 @@ fn routes_of_the_node_are_kept() {
 #[test]
 fn two_interfaces_with_one_mac_are_deleted_one_by_one() {
     let net = |name, master| network(name, Kind::Macvlan(master), Ipam::None, &[]);
-    let same = |place, net| Op::Add { place, net, ports: Vec::new(), mac: Some("02:00:00:00:00:77") };
+    let same =
+        |place, net| Op::Add { place, net, ports: Vec::new(), mac: Some("02:00:00:00:00:77") };
     let ops = vec![same(A, 0), same(A1, 1), Op::Del(A), Op::Check(A1)];
     play_these(Rules::Nftables, vec![net("alpha", "m0"), net("beta", "m1")], ops);
 }
@@ -331,9 +342,18 @@ fn check_accepts_the_spoof_check_of_the_reference() {
 /// ADD by the reference, CHECK and DEL by cnibox, and the other way round, with everything that a network may have.
 #[test]
 fn each_checks_what_the_other_has_added() {
-    let all = [Extra::Masquerade, Extra::SpoofCheck, Extra::Portmap, Extra::Firewall, Extra::Bandwidth, Extra::Tuning];
+    let all = [
+        Extra::Masquerade,
+        Extra::SpoofCheck,
+        Extra::Portmap,
+        Extra::Firewall,
+        Extra::Bandwidth,
+        Extra::Tuning,
+    ];
     let kinds = [Kind::Bridge("brx"), Kind::Ptp, Kind::Macvlan("m0")];
-    for (kind, rules) in kinds.iter().flat_map(|kind| [(kind, Rules::Iptables), (kind, Rules::Nftables)]) {
+    for (kind, rules) in
+        kinds.iter().flat_map(|kind| [(kind, Rules::Iptables), (kind, Rules::Nftables)])
+    {
         let extras: Vec<Extra> = match kind {
             Kind::Bridge(_) => all.to_vec(),
             Kind::Ptp => all.into_iter().filter(|e| *e != Extra::SpoofCheck).collect(),
@@ -344,8 +364,11 @@ fn each_checks_what_the_other_has_added() {
         let attach = |place, ports| Op::Add { place, net: 0, ports, mac: None };
         let step = |op, by| Step { op, by };
         let mut plan = Plan::of(rules, vec![net], vec![]);
-        plan.steps =
-            vec![step(attach(A, ports), By::Reference), step(Op::Check(A), By::Cnibox), step(Op::Del(A), By::Cnibox)];
+        plan.steps = vec![
+            step(attach(A, ports), By::Reference),
+            step(Op::Check(A), By::Cnibox),
+            step(Op::Del(A), By::Cnibox),
+        ];
         play_plan(&plan);
         if rules == Rules::Iptables {
             plan.steps = vec![

@@ -146,7 +146,8 @@ fn bad_configurations_change_nothing() {
     needs!(lane::VLAN);
     let (node, container) = (Node::new(), quick());
     tagged_wire(&node, &[100]);
-    let master = "\"master\" field is required. It specifies the host interface name to create the VLAN for";
+    let master =
+        "\"master\" field is required. It specifies the host interface name to create the VLAN for";
     let range = |id: i64| format!("invalid VLAN ID {id} (must be between 0 and 4094 inclusive)");
     let mtu = |mtu: i64| format!("invalid MTU {mtu}, must be [0, master MTU(1500)]");
     for (keys, code, msg) in [
@@ -157,7 +158,11 @@ fn bad_configurations_change_nothing() {
         (json!({"mtu": 1600}), 7, mtu(1600)),
         (json!({"mtu": -100}), 7, mtu(-100)),
         (json!({"ipam": null}), 999, "no plugin name provided".to_owned()),
-        (json!({"master": "gone"}), 999, "failed to lookup master \"gone\": Link not found".to_owned()),
+        (
+            json!({"master": "gone"}),
+            999,
+            "failed to lookup master \"gone\": Link not found".to_owned(),
+        ),
     ] {
         let net = simple(&node, &keys);
         net.add_is_refused(&container, code, &msg);

@@ -78,7 +78,9 @@ impl Pod {
         let line = format!("ip {family} route show table {table}");
         let text = self.container.sh(&format!("sh -c '{line} 2>/dev/null || true'"));
         let mut routes = net::routes(&text.replace(" linkdown", ""));
-        routes.retain(|route| !["local", "broadcast", "anycast"].iter().any(|t| route.starts_with(t)));
+        routes.retain(|route| {
+            !["local", "broadcast", "anycast"].iter().any(|t| route.starts_with(t))
+        });
         routes
     }
 }
@@ -190,7 +192,9 @@ fn check_reports_every_kind_of_damage() {
     attached.call("ADD").result();
     let sh = |line: &str| drop(attached.container.sh(line));
     sh("ip route del 192.168.0.0/16 table 1001");
-    attached.check_finds("Expected Route 192.168.0.0/16 via 10.1.2.9 table 1001 not found in routing table");
+    attached.check_finds(
+        "Expected Route 192.168.0.0/16 via 10.1.2.9 table 1001 not found in routing table",
+    );
     sh("ip route add 192.168.0.0/16 via 10.1.2.9 table 1001");
     again();
     sh("ip link set eth0 nomaster");

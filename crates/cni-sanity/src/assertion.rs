@@ -62,8 +62,7 @@ impl Assertion {
 
 const MISREAD: &str = "runtimes cannot read the answer";
 const LEAK: &str = "the node fills up with what nobody will remove";
-const STUCK: &str =
-    "the runtime takes the container's network for broken, or cannot end the container before a repeated DEL succeeds";
+const STUCK: &str = "the runtime takes the container's network for broken, or cannot end the container before a repeated DEL succeeds";
 const CHOICE: &str = "runtimes choose the version to speak by it";
 pub const BLIND: &str = "a wrong call looks like one that was carried out";
 const WORDS: &str = "operators and runtimes cannot tell what was wrong";

@@ -85,7 +85,8 @@ impl Call {
 
     fn by_hand(&self) -> String {
         let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
-        let env: Vec<String> = self.env.iter().map(|(key, value)| format!("{key}={}", quoted(value))).collect();
+        let env: Vec<String> =
+            self.env.iter().map(|(key, value)| format!("{key}={}", quoted(value))).collect();
         let stdin = String::from_utf8_lossy(&self.stdin);
         format!("echo {} | env {} {}", quoted(&stdin), env.join(" "), self.plugin.display())
     }
@@ -137,7 +138,8 @@ impl Call {
 
     /// Runs the plugin with its stdout in a file; returns the exit status.
     pub fn run_into(&self, stdout: File) -> Result<Option<i32>> {
-        let mut child = self.context(self.command().stdout(stdout).stderr(Stdio::null()).spawn())?;
+        let mut child =
+            self.context(self.command().stdout(stdout).stderr(Stdio::null()).spawn())?;
         let writer = self.feed(&mut child);
         let status = self.context(child.wait())?;
         drop(writer.join());
@@ -151,7 +153,8 @@ impl Call {
         let (stdout, stderr) = (read_all(child.stdout.take()), read_all(child.stderr.take()));
         let status = self.context(wait(&mut child, LIMIT))?.and_then(|status| status.code());
         drop(writer.join());
-        let (stdout, stderr) = (stdout.join().unwrap_or_default(), stderr.join().unwrap_or_default());
+        let (stdout, stderr) =
+            (stdout.join().unwrap_or_default(), stderr.join().unwrap_or_default());
         Ok(Answer {
             status,
             json: serde_json::from_slice(&stdout).ok(),

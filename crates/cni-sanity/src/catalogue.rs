@@ -67,7 +67,8 @@ mod tests {
     #[test]
     fn a_clause_has_an_assertion_or_a_reason() {
         for clause in spec::TABLE {
-            let has_assertion = all().any(|assertion| assertion.clauses().any(|c| c.id == clause.id));
+            let has_assertion =
+                all().any(|assertion| assertion.clauses().any(|c| c.id == clause.id));
             assert_ne!(has_assertion, !clause.untested.is_empty(), "{}", clause.id);
         }
     }

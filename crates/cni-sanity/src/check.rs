@@ -56,7 +56,13 @@ impl Check {
     }
 
     /// Adds a verdict about the effect of a call; `detail` says what the effect is instead.
-    pub fn effect(&mut self, id: &str, answer: &Answer, holds: bool, detail: impl FnOnce() -> String) {
+    pub fn effect(
+        &mut self,
+        id: &str,
+        answer: &Answer,
+        holds: bool,
+        detail: impl FnOnce() -> String,
+    ) {
         let whole = || format!("{}; {}", detail(), answer.summary());
         self.push(id, holds, whole, answer.by_hand.clone());
     }
@@ -69,7 +75,11 @@ impl Check {
     }
 
     /// Adds the verdict on whether a call succeeds and prints nothing.
-    pub fn succeeds_silently(&mut self, [success, silent]: [&str; 2], answer: Result<Answer>) -> Result<Answer> {
+    pub fn succeeds_silently(
+        &mut self,
+        [success, silent]: [&str; 2],
+        answer: Result<Answer>,
+    ) -> Result<Answer> {
         let answer = self.succeeds(success, answer)?;
         self.of(silent, &answer, answer.stdout.is_empty());
         Ok(answer)

@@ -96,7 +96,11 @@ fn reap() -> nix::Result<()> {
     loop {
         match wait() {
             Err(Errno::ECHILD) => return Ok(()),
-            Ok(WaitStatus::Stopped(of, _) | WaitStatus::PtraceEvent(of, ..) | WaitStatus::PtraceSyscall(of)) => end(of),
+            Ok(
+                WaitStatus::Stopped(of, _)
+                | WaitStatus::PtraceEvent(of, ..)
+                | WaitStatus::PtraceSyscall(of),
+            ) => end(of),
             status => drop(status?),
         }
     }

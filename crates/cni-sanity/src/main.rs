@@ -90,7 +90,9 @@ fn test(options: &Options) -> Result<ExitCode> {
 
 /// Tests several directories, and prints the results as Markdown tables.
 fn scoreboard(directories: &[(String, PathBuf)], options: &Options) -> Result<ExitCode> {
-    let mut rows = "| plugins | required | recommended | informational |\n| --- | --- | --- | --- |\n".to_owned();
+    let mut rows =
+        "| plugins | required | recommended | informational |\n| --- | --- | --- | --- |\n"
+            .to_owned();
     let mut lists = String::new();
     for (name, directory) in directories {
         let report = Report { outcomes: run::all(directory, options)?, expected: Vec::new() };

@@ -4,7 +4,9 @@
 use std::io;
 use std::os::fd::AsRawFd;
 
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket,
+};
 use rtnetlink::packet_core::{
     NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
 };
@@ -59,7 +61,11 @@ pub fn filter_rules() -> io::Result<Vec<Vec<u8>>> {
 /// Deletes all `nf_tables` tables, including those of iptables, as `nft flush ruleset` does.
 pub fn flush_nftables() -> io::Result<()> {
     // NFNL_MSG_BATCH_BEGIN, NFT_MSG_DELTABLE without a name, NFNL_MSG_BATCH_END.
-    let batch = [nfnetlink(16, 0, NFTABLES), nfnetlink(DELETE_TABLE, NLM_F_ACK, 0), nfnetlink(17, 0, NFTABLES)];
+    let batch = [
+        nfnetlink(16, 0, NFTABLES),
+        nfnetlink(DELETE_TABLE, NLM_F_ACK, 0),
+        nfnetlink(17, 0, NFTABLES),
+    ];
     request(SockProtocol::NetlinkNetFilter, &batch.concat()).map(drop)
 }
 
@@ -101,7 +107,8 @@ fn request(protocol: SockProtocol, bytes: &[u8]) -> io::Result<Vec<Vec<u8>>> {
 /// The first message and the bytes after it.
 fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let length = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?);
-    let length = usize::try_from(length).ok().filter(|length| (16..=bytes.len()).contains(length))?;
+    let length =
+        usize::try_from(length).ok().filter(|length| (16..=bytes.len()).contains(length))?;
     let next = length.next_multiple_of(4).min(bytes.len());
     Some((&bytes[..length], &bytes[next..]))
 }

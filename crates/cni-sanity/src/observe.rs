@@ -59,7 +59,8 @@ pub fn links() -> Result<Vec<Link>> {
 
 fn read_link(message: &LinkMessage) -> Link {
     let has = |flag| message.header.flags.contains(flag);
-    let (up, promisc, allmulti) = (has(LinkFlags::Up), has(LinkFlags::Promisc), has(LinkFlags::Allmulti));
+    let (up, promisc, allmulti) =
+        (has(LinkFlags::Up), has(LinkFlags::Promisc), has(LinkFlags::Allmulti));
     let mut link = Link { index: message.header.index, up, promisc, allmulti, ..Link::default() };
     for attribute in &message.attributes {
         match attribute {
@@ -124,7 +125,9 @@ pub struct Route {
 /// The unicast routes of the calling thread's namespace, without the kernel's local and broadcast routes.
 pub fn routes() -> Result<Vec<Route>> {
     let route = |message| match message {
-        Message::NewRoute(route) if route.header.kind == RouteType::Unicast => Some(read_route(&route)),
+        Message::NewRoute(route) if route.header.kind == RouteType::Unicast => {
+            Some(read_route(&route))
+        }
         _ => None,
     };
     let messages = netlink::dump(Message::GetRoute(RouteMessage::default()));
@@ -185,13 +188,16 @@ impl Snapshot {
             }
         }
         for Route { dst, prefix, gateway, oif, table, is_v4 } in routes()? {
-            if matches!(dst, Some(IpAddr::V6(ip)) if ip.is_unicast_link_local() || ip.is_multicast()) {
+            if matches!(dst, Some(IpAddr::V6(ip)) if ip.is_unicast_link_local() || ip.is_multicast())
+            {
                 continue;
             }
             let text = |ip: Option<IpAddr>| ip.map(|ip| ip.to_string()).unwrap_or_default();
             let (family, dst, gateway) = (if is_v4 { 4 } else { 6 }, text(dst), text(gateway));
             let by = oif.map(name).unwrap_or_default();
-            found.insert(format!("route IPv{family} \"{dst}\"/{prefix} via \"{gateway}\" by {by} table {table}"));
+            found.insert(format!(
+                "route IPv{family} \"{dst}\"/{prefix} via \"{gateway}\" by {by} table {table}"
+            ));
         }
         for rule in netlink::dump(Message::GetRule(RuleMessage::default()))? {
             // The kernel adds a rule with the first VRF of a namespace, and keeps it.
@@ -260,7 +266,9 @@ fn filter_rule(message: &[u8]) -> String {
             // Only the names are stable: expressions contain counters, which may be padded too.
             RULE_EXPRESSIONS => {
                 let inner = attributes(value).flat_map(|(_, expression)| attributes(expression));
-                texts.extend(inner.filter(|(kind, _)| *kind == EXPRESSION_NAME).map(|(_, name)| text(name)));
+                texts.extend(
+                    inner.filter(|(kind, _)| *kind == EXPRESSION_NAME).map(|(_, name)| text(name)),
+                );
             }
             _ => texts.push(format!("{kind}:{}", value.len())),
         }
@@ -273,7 +281,8 @@ fn filter_rule(message: &[u8]) -> String {
 fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     iter::from_fn(move || {
         let [a, b, c, d, ..] = *bytes else { return None };
-        let (length, kind) = (usize::from(u16::from_ne_bytes([a, b])), u16::from_ne_bytes([c, d]) & 0x3fff);
+        let (length, kind) =
+            (usize::from(u16::from_ne_bytes([a, b])), u16::from_ne_bytes([c, d]) & 0x3fff);
         let value = bytes.get(4..length)?;
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
         Some((kind, value))
@@ -294,9 +303,16 @@ mod tests {
 
     /// A rule with a counter, and `padding` before the attributes of 64 bits.
     fn rule(packets: u64, padding: &[u8]) -> String {
-        let counter = attribute(2, &[padding.to_vec(), attribute(2, &packets.to_be_bytes())].concat());
+        let counter =
+            attribute(2, &[padding.to_vec(), attribute(2, &packets.to_be_bytes())].concat());
         let expression = attribute(1, &[attribute(1, b"counter\0"), counter].concat());
-        let parts = [vec![0; 20], attribute(1, b"t\0"), attribute(2, b"c\0"), padding.to_vec(), attribute(3, &[0; 8])];
+        let parts = [
+            vec![0; 20],
+            attribute(1, b"t\0"),
+            attribute(2, b"c\0"),
+            padding.to_vec(),
+            attribute(3, &[0; 8]),
+        ];
         filter_rule(&[parts.concat(), attribute(4, &expression), attribute(7, b"comment")].concat())
     }
 

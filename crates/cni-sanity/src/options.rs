@@ -77,7 +77,8 @@ pub enum Task {
 impl Options {
     /// Reads the command line, the program's name first.
     pub fn read(args: impl Iterator<Item = OsString>) -> Result<Task> {
-        read(Parser::from_iter(args)).map_err(|error| format!("{error}; see: cni-sanity --help").into())
+        read(Parser::from_iter(args))
+            .map_err(|error| format!("{error}; see: cni-sanity --help").into())
     }
 }
 
@@ -132,7 +133,8 @@ fn read(mut line: Parser) -> Result<Task> {
     }
     if is_scoreboard {
         let directories = words.iter().map(|word| {
-            let (name, directory) = word.split_once('=').ok_or_else(|| format!("{word} is not NAME=DIRECTORY"))?;
+            let (name, directory) =
+                word.split_once('=').ok_or_else(|| format!("{word} is not NAME=DIRECTORY"))?;
             Ok((name.to_owned(), PathBuf::from(directory)))
         });
         return Ok(Task::Scoreboard(directories.collect::<Result<_>>()?, options));
@@ -165,9 +167,9 @@ fn format(name: &str) -> Result<fn(&Report) -> String> {
 
 fn profile(name: &str) -> Result<Profile> {
     let all = [Profile::Interface, Profile::Chained, Profile::Ipam, Profile::Foreign];
-    all.into_iter()
-        .find(|profile| profile.name() == name)
-        .ok_or_else(|| format!("unknown profile {name}: interface, chained, ipam or foreign").into())
+    all.into_iter().find(|profile| profile.name() == name).ok_or_else(|| {
+        format!("unknown profile {name}: interface, chained, ipam or foreign").into()
+    })
 }
 
 fn version(name: &str) -> Result<&'static str> {
@@ -180,7 +182,8 @@ fn list() -> String {
     for Assertion { id, level, clauses, text, .. } in catalogue::all() {
         out.extend([id, "\t", level.name(), "\t", clauses, "\t", text, "\n"]);
     }
-    let kinds: Vec<String> = KINDS.iter().map(|kind| format!("{} ({})", kind.name, kind.profile.name())).collect();
+    let kinds: Vec<String> =
+        KINDS.iter().map(|kind| format!("{} ({})", kind.name, kind.profile.name())).collect();
     out + &format!("\nTypes that are known: {}\n", kinds.join(", "))
 }
 
@@ -196,7 +199,8 @@ fn clauses() -> String {
 }
 
 fn explain(id: &str) -> Result<Task> {
-    let assertion = catalogue::find(id).ok_or_else(|| format!("no assertion {id}; --list has them all"))?;
+    let assertion =
+        catalogue::find(id).ok_or_else(|| format!("no assertion {id}; --list has them all"))?;
     let Assertion { id, level, text, why, .. } = assertion;
     let clause = |Clause { id, section, force, text, .. }: &Clause| {
         format!("  clause   {section}, {id} ({}): {text}\n", force.name())

@@ -110,7 +110,9 @@ pub fn configuration(kind: &Kind, version: &str, directory: &Path) -> Value {
         "ipvlan" => json!({"master": UPLINK, "mode": "l2"}),
         "vlan" => json!({"master": UPLINK, "vlanId": 5}),
         "host-device" => json!({"device": "spare0"}),
-        "bond" => json!({"mode": "active-backup", "links": [{"name": "spare0"}, {"name": "other0"}]}),
+        "bond" => {
+            json!({"mode": "active-backup", "links": [{"name": "spare0"}, {"name": "other0"}]})
+        }
         "host-local" => {
             json!({"ipam": {"type": "host-local", "ranges": ranges("bridge"), "routes": [{"dst": "0.0.0.0/0"}]}})
         }
@@ -127,7 +129,9 @@ pub fn configuration(kind: &Kind, version: &str, directory: &Path) -> Value {
         "bandwidth" => {
             json!({"ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000})
         }
-        "route-override" => json!({"addroutes": [{"dst": "10.203.7.0/24"}, {"dst": "fd97:203::/48"}]}),
+        "route-override" => {
+            json!({"addroutes": [{"dst": "10.203.7.0/24"}, {"dst": "fd97:203::/48"}]})
+        }
         "egress" => {
             json!({"allow": [{"to": ["10.89.0.0/16", "fd89::/64"], "ports": ["tcp/443"]}]})
         }

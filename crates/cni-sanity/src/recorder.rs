@@ -98,7 +98,8 @@ pub fn run() -> ExitCode {
 fn record() -> std::io::Result<ExitCode> {
     let mut text = String::new();
     std::io::stdin().read_to_string(&mut text)?;
-    let env: BTreeMap<String, String> = env::vars().filter(|(key, _)| key.starts_with("CNI_")).collect();
+    let env: BTreeMap<String, String> =
+        env::vars().filter(|(key, _)| key.starts_with("CNI_")).collect();
     let verb = env.get("CNI_COMMAND").cloned().unwrap_or_default();
     let stdin = serde_json::from_str(&text).unwrap_or_default();
     let line = serde_json::to_string(&Recorded { env, stdin })?;

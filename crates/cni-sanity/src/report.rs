@@ -78,7 +78,9 @@ impl Report {
 
     /// The verdicts with their cases.
     fn verdicts(&self) -> impl Iterator<Item = (&Outcome, &Verdict)> {
-        self.outcomes.iter().flat_map(|outcome| outcome.verdicts.iter().map(move |verdict| (outcome, verdict)))
+        self.outcomes
+            .iter()
+            .flat_map(|outcome| outcome.verdicts.iter().map(move |verdict| (outcome, verdict)))
     }
 
     /// The failures, most severe first, one for each type and assertion.
@@ -98,7 +100,9 @@ impl Report {
     /// The tested assertions of a level, and those that passed.
     fn count(&self, of: Level) -> (usize, usize) {
         let all = self.verdicts().filter(|(_, verdict)| level(&verdict.id) == of);
-        all.fold((0, 0), |(all, passed), (_, verdict)| (all + 1, passed + usize::from(verdict.passed)))
+        all.fold((0, 0), |(all, passed), (_, verdict)| {
+            (all + 1, passed + usize::from(verdict.passed))
+        })
     }
 
     /// Whether no required assertion failed unexpectedly, and the suite itself did not fail.
@@ -106,7 +110,8 @@ impl Report {
         let is_bad = |failure: &Failure<'_>| {
             failure.level == Level::Required && !self.is_expected(failure.kind, &failure.verdict.id)
         };
-        !self.failures().iter().any(is_bad) && self.outcomes.iter().all(|outcome| outcome.trouble.is_none())
+        !self.failures().iter().any(is_bad)
+            && self.outcomes.iter().all(|outcome| outcome.trouble.is_none())
     }
 
     /// The report as text: the failures with their commands, and the counts.
@@ -180,7 +185,9 @@ impl Report {
                     }
                     (false, level) => format!("<skipped message=\"{}\"/>", level.name()),
                 };
-                cases.push(format!("<testcase classname=\"{kind}.{version}\" name=\"{id}\">{body}</testcase>"));
+                cases.push(format!(
+                    "<testcase classname=\"{kind}.{version}\" name=\"{id}\">{body}</testcase>"
+                ));
             }
             lines.push(format!(
                 "<testsuite name=\"{kind}\" tests=\"{tests}\" failures=\"{failures}\">\n{}</testsuite>",
@@ -230,7 +237,9 @@ impl Report {
             let (Assertion { id, level, text, .. }, clause) = (assertion, assertion.source());
             let thread = known::thread(kind, id).unwrap_or_default();
             let (level, versions) = (level.name(), versions.join(", "));
-            list.push(format!("| {level} | {kind} | `{id}` | {text} | {clause} | {versions} | {thread} |"));
+            list.push(format!(
+                "| {level} | {kind} | `{id}` | {text} | {clause} | {versions} | {thread} |"
+            ));
         }
         (format!("| {name} | {} |\n", counts.join(" | ")), joined(&list))
     }

@@ -72,7 +72,9 @@ pub fn all(directory: &Path, options: &Options) -> Result<Vec<Outcome>> {
         }
     });
     let mut outcomes = outcomes.into_inner().map_err(|_| "a case panicked")?;
-    outcomes.sort_by(|a: &Outcome, b| (&a.kind, &a.version, &a.case).cmp(&(&b.kind, &b.version, &b.case)));
+    outcomes.sort_by(|a: &Outcome, b| {
+        (&a.kind, &a.version, &a.case).cmp(&(&b.kind, &b.version, &b.case))
+    });
     Ok(outcomes)
 }
 
@@ -87,7 +89,8 @@ fn progress(done: usize, total: usize) {
 /// The cases of the plugins in the directory for each version to test, and the verdicts on whether VERSION lists the
 /// version: a requested version that is not listed is a failure.
 fn discover(directory: &Path, options: &Options) -> Result<(VecDeque<Case>, Vec<Outcome>)> {
-    let mut kinds: Vec<Kind> = KINDS.into_iter().filter(|kind| directory.join(kind.name).exists()).collect();
+    let mut kinds: Vec<Kind> =
+        KINDS.into_iter().filter(|kind| directory.join(kind.name).exists()).collect();
     if let Some(path) = &options.config {
         let profile = options.profile.unwrap_or(Profile::Interface);
         let kind = foreign(&read_config(path)?, profile);
@@ -129,7 +132,9 @@ fn discover(directory: &Path, options: &Options) -> Result<(VecDeque<Case>, Vec<
             if !listed.is_empty() && !listed.contains(&version) {
                 names = vec!["protocol"];
             }
-            names.retain(|name| (*name != "faults" || options.faults) && may_test(name, options.only.as_deref()));
+            names.retain(|name| {
+                (*name != "faults" || options.faults) && may_test(name, options.only.as_deref())
+            });
             cases.extend(names.into_iter().map(case));
         }
     }
@@ -151,7 +156,9 @@ fn ask(kind: &Kind, directory: &Path) -> Result<Answer> {
 /// The versions that a successful answer to VERSION lists.
 fn listed(answer: &Answer) -> Vec<&'static str> {
     let supported = answer.result().map_or(&Value::Null, |json| &json["supportedVersions"]);
-    let is_listed = |version: &&str| supported.as_array().is_some_and(|all| all.iter().any(|known| known == version));
+    let is_listed = |version: &&str| {
+        supported.as_array().is_some_and(|all| all.iter().any(|known| known == version))
+    };
     VERSIONS.into_iter().filter(is_listed).collect()
 }
 
@@ -214,8 +221,8 @@ fn read_config(path: &Path) -> Result<Value> {
 
 /// Runs a case in a child process.
 fn outcome(case: &Case) -> Outcome {
-    let mut outcome =
-        child_process(case).unwrap_or_else(|error| Outcome { trouble: Some(error.to_string()), ..Outcome::of(case) });
+    let mut outcome = child_process(case)
+        .unwrap_or_else(|error| Outcome { trouble: Some(error.to_string()), ..Outcome::of(case) });
     if let Some(only) = &case.only {
         outcome.verdicts.retain(|verdict| verdict.id.contains(only));
     }
@@ -240,7 +247,8 @@ fn child_process(case: &Case) -> Result<Outcome> {
         return Err(format!("no end after {} s", limit.as_secs()).into());
     }
     let text = stdout.join().map_err(|_| "read the output of a case: panic")?;
-    serde_json::from_slice(&text).map_err(|error| format!("parse the output of a case: {error}").into())
+    serde_json::from_slice(&text)
+        .map_err(|error| format!("parse the output of a case: {error}").into())
 }
 
 /// The output of the child process: the outcome as JSON.

@@ -54,8 +54,8 @@ fn ping(to: IpAddr, limit: Duration) -> std::io::Result<bool> {
         while let Ok((length, from)) = socket.recv_from(&mut buffer) {
             // A raw IPv4 socket receives the IP header as well.
             let header = if to.is_ipv4() { usize::from(buffer[0] & 15) * 4 } else { 0 };
-            let is_reply =
-                buffer[..length].get(header) == Some(&reply) && buffer[header + 4..].starts_with(&[0x5a, 0x5a]);
+            let is_reply = buffer[..length].get(header) == Some(&reply)
+                && buffer[header + 4..].starts_with(&[0x5a, 0x5a]);
             if is_reply && from.ip() == to {
                 return Ok(true);
             }
@@ -69,7 +69,8 @@ fn ping(to: IpAddr, limit: Duration) -> std::io::Result<bool> {
 
 /// The checksum of RFC 1071.
 fn checksum(bytes: &[u8]) -> u16 {
-    let words = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
+    let words =
+        bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
     let mut sum: u32 = words.sum();
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
@@ -79,7 +80,13 @@ fn checksum(bytes: &[u8]) -> u16 {
 
 /// Whether a TCP connection from the namespace `from` to `to` reaches a server in `server` at `port`; returns the
 /// source address that the server sees.
-pub fn tcp(from: &Netns, to: SocketAddr, server: &Netns, port: u16, limit: Duration) -> Result<Option<IpAddr>> {
+pub fn tcp(
+    from: &Netns,
+    to: SocketAddr,
+    server: &Netns,
+    port: u16,
+    limit: Duration,
+) -> Result<Option<IpAddr>> {
     let any = any(to, port);
     let listener = server.run(|| context(TcpListener::bind(any), &format!("listen on {any}")))?;
     listener.set_nonblocking(true)?;
@@ -109,13 +116,20 @@ pub fn tcp(from: &Netns, to: SocketAddr, server: &Netns, port: u16, limit: Durat
 
 /// The unspecified address of the family.
 fn any(family: SocketAddr, port: u16) -> SocketAddr {
-    let ip: IpAddr = if family.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let ip: IpAddr =
+        if family.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     SocketAddr::new(ip, port)
 }
 
 /// Whether a datagram from the namespace `from` to `to` reaches a server in `server` at `port`, and its answer comes
 /// back.
-pub fn udp(from: &Netns, to: SocketAddr, server: &Netns, port: u16, limit: Duration) -> Result<bool> {
+pub fn udp(
+    from: &Netns,
+    to: SocketAddr,
+    server: &Netns,
+    port: u16,
+    limit: Duration,
+) -> Result<bool> {
     let bind = |port| Ok(UdpSocket::bind(any(to, port))?);
     let socket = server.run(|| bind(port))?;
     socket.set_read_timeout(Some(limit + RETRY))?;

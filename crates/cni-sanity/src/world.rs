@@ -17,8 +17,8 @@ use rtnetlink::packet_route::rule::RuleMessage;
 use rtnetlink::packet_route::tc::{TcAttribute, TcHandle, TcMessage};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage as Message};
 use rtnetlink::{
-    AddressMessageBuilder, LinkBond, LinkDummy, LinkIpVlan, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVlan,
-    LinkVrf, RouteMessageBuilder,
+    AddressMessageBuilder, LinkBond, LinkDummy, LinkIpVlan, LinkMessageBuilder, LinkUnspec,
+    LinkVeth, LinkVlan, LinkVrf, RouteMessageBuilder,
 };
 
 use super::netlink;
@@ -32,12 +32,16 @@ pub const STATE: [&str; 2] = ["/var/lib/cni", "/run"];
 pub const UPLINK: &str = "eth0";
 
 /// The other host, which observes traffic from the node. It has no route to the containers.
-pub const OUTSIDE: [IpAddr; 2] =
-    [IpAddr::V4(Ipv4Addr::new(10, 89, 0, 1)), IpAddr::V6(Ipv6Addr::new(0xfd89, 0, 0, 0, 0, 0, 0, 1))];
+pub const OUTSIDE: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(10, 89, 0, 1)),
+    IpAddr::V6(Ipv6Addr::new(0xfd89, 0, 0, 0, 0, 0, 0, 1)),
+];
 
 /// The node's own addresses on the uplink.
-pub const NODE: [IpAddr; 2] =
-    [IpAddr::V4(Ipv4Addr::new(10, 89, 0, 2)), IpAddr::V6(Ipv6Addr::new(0xfd89, 0, 0, 0, 0, 0, 0, 2))];
+pub const NODE: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(10, 89, 0, 2)),
+    IpAddr::V6(Ipv6Addr::new(0xfd89, 0, 0, 0, 0, 0, 0, 2)),
+];
 
 /// A kind of link that not every kernel supports.
 #[derive(Clone, Copy, Debug)]
@@ -120,7 +124,8 @@ impl Netns {
             let none = None::<&Path>;
             context(mount(source, &path, none, MsFlags::MS_BIND, none), "bind the namespace")
         };
-        thread::scope(|scope| scope.spawn(create).join()).map_err(|_| "create a namespace: panic")??;
+        thread::scope(|scope| scope.spawn(create).join())
+            .map_err(|_| "create a namespace: panic")??;
         Ok(Netns { path })
     }
 
@@ -216,7 +221,8 @@ pub fn delete_addresses(name: &str) -> Result<()> {
 pub fn delete_routes(prefix: u8) -> Result<()> {
     delete_all(Message::GetRoute(RouteMessage::default()), |message| match message {
         Message::NewRoute(route)
-            if route.header.destination_prefix_length == prefix && route.header.kind == RouteType::Unicast =>
+            if route.header.destination_prefix_length == prefix
+                && route.header.kind == RouteType::Unicast =>
         {
             Some(Message::DelRoute(route))
         }
@@ -283,7 +289,9 @@ pub fn lacks(needs: Needs) -> Result<Option<&'static str>> {
         Needs::Dummy => ("dummy", LinkDummy::new("probe0").build()),
         Needs::Vrf => ("vrf", LinkVrf::new("probe0", 99).build()),
         Needs::Vlan => ("8021q", LinkVlan::new("probe0", index(UPLINK)?, 9).build()),
-        Needs::Ipvlan => ("ipvlan", LinkIpVlan::new("probe0", index(UPLINK)?, IpVlanMode::L2).build()),
+        Needs::Ipvlan => {
+            ("ipvlan", LinkIpVlan::new("probe0", index(UPLINK)?, IpVlanMode::L2).build())
+        }
     };
     if netlink::create(Message::NewLink(message)).is_err() {
         return Ok(Some(name));
@@ -300,8 +308,12 @@ pub fn make_pair(name: &str, peer: &str) -> Result<()> {
 fn add_address(name: &str, ip: IpAddr) -> Result<()> {
     let index = index(name)?;
     let message = match ip {
-        IpAddr::V4(ip) => AddressMessageBuilder::<Ipv4Addr>::new().index(index).address(ip, 24).build(),
-        IpAddr::V6(ip) => AddressMessageBuilder::<Ipv6Addr>::new().index(index).address(ip, 64).build(),
+        IpAddr::V4(ip) => {
+            AddressMessageBuilder::<Ipv4Addr>::new().index(index).address(ip, 24).build()
+        }
+        IpAddr::V6(ip) => {
+            AddressMessageBuilder::<Ipv6Addr>::new().index(index).address(ip, 64).build()
+        }
     };
     context(netlink::create(Message::NewAddress(message)), "add an address")
 }

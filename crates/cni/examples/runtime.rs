@@ -32,7 +32,10 @@ fn run(args: &[String]) -> Result<ExitCode> {
     let [program, arguments @ ..] = command else { return Err(USAGE.into()) };
     let network = NetworkList::from_file(conflist.as_ref())?;
     let plugins = env::var_os("CNI_PATH").unwrap_or("/opt/cni/bin".into());
-    let runtime = Runtime { on_add_error: OnAddError::Undo, ..Runtime::new(env::split_paths(&plugins).collect()) };
+    let runtime = Runtime {
+        on_add_error: OnAddError::Undo,
+        ..Runtime::new(env::split_paths(&plugins).collect())
+    };
 
     // The open file keeps the namespace alive; /proc/<pid>/fd is its only path.
     let netns = fresh_namespace()?;

@@ -30,7 +30,8 @@ impl CniArgPairs {
         let (mut recognised, mut unknown) = (Vec::new(), Vec::new());
         for pair in pairs {
             let split = pair.split_once('=').filter(|(_, value)| !value.contains('='));
-            let (key, value) = split.ok_or_else(|| Error::internal(format!("ARGS: invalid pair \"{pair}\"")))?;
+            let (key, value) =
+                split.ok_or_else(|| Error::internal(format!("ARGS: invalid pair \"{pair}\"")))?;
             if known.contains(&key) {
                 recognised.push((key.to_owned(), value.to_owned()));
             } else if key != "IgnoreUnknown" {
@@ -39,8 +40,9 @@ impl CniArgPairs {
         }
         if !unknown.is_empty() && !ignore_unknown {
             let list = unknown.join(" ");
-            return Err(Error::internal(format!("ARGS: unknown args [{list}]"))
-                .with_details("add IgnoreUnknown=1 to CNI_ARGS to ignore the keys of other plugins"));
+            return Err(Error::internal(format!("ARGS: unknown args [{list}]")).with_details(
+                "add IgnoreUnknown=1 to CNI_ARGS to ignore the keys of other plugins",
+            ));
         }
         Ok(CniArgPairs(recognised))
     }
@@ -56,7 +58,11 @@ impl CniArgPairs {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn parse_value<T>(&self, key: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>> {
+    pub fn parse_value<T>(
+        &self,
+        key: &str,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> Result<Option<T>> {
         let last = self.0.iter().rfind(|(k, _)| k == key);
         let Some((_, value)) = last.filter(|(_, value)| !value.trim().is_empty()) else {
             return Ok(None);
@@ -69,7 +75,9 @@ fn parse_bool(pair: &str, value: &str) -> Result<bool> {
     match value.to_lowercase().as_str() {
         "1" | "true" => Ok(true),
         "0" | "false" => Ok(false),
-        other => Err(bad_value_error(pair, &format!("boolean unmarshal error: invalid input {other}"))),
+        other => {
+            Err(bad_value_error(pair, &format!("boolean unmarshal error: invalid input {other}")))
+        }
     }
 }
 

@@ -87,7 +87,9 @@ impl NetworkConfig {
     #[doc(hidden)]
     pub fn parse(bytes: &[u8]) -> Result<NetworkConfig> {
         let malformed = |error: Error| error.context("error unmarshall network config");
-        let wrong = |json: &Json, what| malformed(Error::new(ErrorCode::DECODE, json.wrong_type_message(what)));
+        let wrong = |json: &Json, what| {
+            malformed(Error::new(ErrorCode::DECODE, json.wrong_type_message(what)))
+        };
         let json = Json::parse(bytes).map_err(malformed)?;
         if !matches!(json, Json::Object(_) | Json::Null) {
             return Err(wrong(&json, "an object"));
@@ -98,7 +100,13 @@ impl NetworkConfig {
             Some(other) => return Err(wrong(other, "a text").with_details(IN_NAME)),
         };
         let name = NetworkName::parse(name)?;
-        Ok(NetworkConfig { name, cni_version: String::new(), ipam_type: String::new(), dns: None, json })
+        Ok(NetworkConfig {
+            name,
+            cni_version: String::new(),
+            ipam_type: String::new(),
+            dns: None,
+            json,
+        })
     }
 
     /// Decodes the version; code 6 if it is not a string.
@@ -110,7 +118,9 @@ impl NetworkConfig {
             Some(other) => {
                 let error = Error::new(ErrorCode::DECODE, other.wrong_type_message("a text"));
                 let remedy = format!("in \"cniVersion\": {}", version::quoting_remedy(other));
-                return Err(error.context("decoding version from network config").with_details(remedy));
+                return Err(error
+                    .context("decoding version from network config")
+                    .with_details(remedy));
             }
         };
         Ok(())
@@ -167,7 +177,11 @@ impl NetworkConfig {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn prev_result(&self, version: SpecVersion, report: Option<&dyn Fn(&Error)>) -> Result<Option<CniResult>> {
+    pub fn prev_result(
+        &self,
+        version: SpecVersion,
+        report: Option<&dyn Fn(&Error)>,
+    ) -> Result<Option<CniResult>> {
         let Some(json) = self.json.get_present_member("prevResult") else { return Ok(None) };
         match report {
             None => CniResult::decode_prev_result(json, version).map(Some),
@@ -187,7 +201,8 @@ impl NetworkConfig {
     /// ```
     pub fn wants_capability(&self, capability: &str) -> bool {
         // Runtimes compare the name exactly.
-        let is_wanted = |(name, value): &(String, Json)| name == capability && *value == Json::Bool(true);
+        let is_wanted =
+            |(name, value): &(String, Json)| name == capability && *value == Json::Bool(true);
         let capabilities = self.json.get_present_member("capabilities");
         matches!(capabilities, Some(Json::Object(members)) if members.iter().any(is_wanted))
     }
@@ -211,7 +226,10 @@ impl NetworkConfig {
         match keys.iter().find_map(|key| self.json.get_member(key)) {
             None => Ok(None),
             Some(Json::Null) => Ok(Some(Vec::new())),
-            Some(list) => list.decode().map(Some).map_err(|e| e.context("read the valid attachments of the request")),
+            Some(list) => list
+                .decode()
+                .map(Some)
+                .map_err(|e| e.context("read the valid attachments of the request")),
         }
     }
 }
@@ -233,7 +251,10 @@ mod tests {
         let dns = |text: &str| parse(&format!(r#"{{"name":"n","DNS":{{{text}}}}}"#)).dns;
         assert_eq!(dns(r#""Search":[]"#), Some(DnsConfig::default()));
         assert_eq!(dns(r#""search":null,"domain":"""#), None);
-        assert_eq!(dns(r#""domain":"d""#), Some(DnsConfig { domain: "d".into(), ..DnsConfig::default() }));
+        assert_eq!(
+            dns(r#""domain":"d""#),
+            Some(DnsConfig { domain: "d".into(), ..DnsConfig::default() })
+        );
     }
 
     #[test]
@@ -261,7 +282,8 @@ mod tests {
         assert_eq!(valid(r#"{"name":"n","cni.dev/attachments":[]}"#), Some(vec![]));
         let one = r#"[{"containerID":"a","ifname":"eth0"}]"#;
         let attachment = ValidAttachment { container_id: "a".into(), ifname: "eth0".into() };
-        let both = format!(r#"{{"name":"n","cni.dev/attachments":[],"cni.dev/valid-attachments":{one}}}"#);
+        let both =
+            format!(r#"{{"name":"n","cni.dev/attachments":[],"cni.dev/valid-attachments":{one}}}"#);
         assert_eq!(valid(&both), Some(vec![attachment]));
     }
 }

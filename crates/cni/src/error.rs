@@ -95,7 +95,11 @@ impl Error {
     /// let error = Error::from_other_plugin(ErrorCode(105), "pool empty", "").context("host-local");
     /// assert_eq!((error.message(), error.details()), ("pool empty", "host-local"));
     /// ```
-    pub fn from_other_plugin(code: ErrorCode, msg: impl Into<String>, details: impl Into<String>) -> Error {
+    pub fn from_other_plugin(
+        code: ErrorCode,
+        msg: impl Into<String>,
+        details: impl Into<String>,
+    ) -> Error {
         Error { code, msg: msg.into(), details: details.into(), foreign: true }
     }
 
@@ -107,7 +111,8 @@ impl Error {
     /// assert_eq!(Error::io("read /no/such/file", &cause).message(), "read /no/such/file: no such file or directory");
     /// ```
     pub fn io(what: impl fmt::Display, cause: &io::Error) -> Error {
-        Error::new(ErrorCode::IO, format!("{what}: {}", io_text(cause))).with_details(io_remedy(cause))
+        Error::new(ErrorCode::IO, format!("{what}: {}", io_text(cause)))
+            .with_details(io_remedy(cause))
     }
 
     /// Sets the details: the remedy, or the circumstances.
@@ -287,10 +292,12 @@ mod tests {
 
     #[test]
     fn a_delegates_error_keeps_its_message() {
-        let error = Error::from_other_plugin(ErrorCode(105), "pool empty", "").context("host-local");
+        let error =
+            Error::from_other_plugin(ErrorCode(105), "pool empty", "").context("host-local");
         assert_eq!((error.code(), error.message()), (ErrorCode(105), "pool empty"));
         assert_eq!(error.details(), "host-local");
-        let error = Error::from_other_plugin(ErrorCode(105), "pool empty", "since noon").context("host-local");
+        let error = Error::from_other_plugin(ErrorCode(105), "pool empty", "since noon")
+            .context("host-local");
         assert_eq!(error.details(), "since noon");
     }
 
@@ -309,7 +316,8 @@ mod tests {
     #[test]
     fn joined_errors_keep_the_first_code() {
         assert_eq!(Error::join_all([]), Ok(()));
-        let both = Error::join_all([Error::new(ErrorCode(100), "a"), Error::internal("b")]).unwrap_err();
+        let both =
+            Error::join_all([Error::new(ErrorCode(100), "a"), Error::internal("b")]).unwrap_err();
         assert_eq!((both.code(), both.to_string()), (ErrorCode(100), "a; b".to_owned()));
     }
 }

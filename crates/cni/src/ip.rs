@@ -26,7 +26,8 @@ pub fn parse_cidr(text: &str) -> Result<IpNet, String> {
 
 /// Parses an address with or without a prefix, which is dropped.
 pub fn parse_ip_or_cidr(text: &str) -> Result<IpAddr, String> {
-    let parsed = if text.contains('/') { parse_cidr(text).map(|net| net.addr()) } else { parse_ip(text) };
+    let parsed =
+        if text.contains('/') { parse_cidr(text).map(|net| net.addr()) } else { parse_ip(text) };
     parsed.map_err(|_| format!("invalid IP address {text}"))
 }
 
@@ -47,7 +48,9 @@ fn canonical_net(net: IpNet) -> IpNet {
 }
 
 /// Deserializes `Option<IpAddr>`: `""` is `None`.
-pub fn deserialize_optional_ip<'de, D: Deserializer<'de>>(d: D) -> Result<Option<IpAddr>, D::Error> {
+pub fn deserialize_optional_ip<'de, D: Deserializer<'de>>(
+    d: D,
+) -> Result<Option<IpAddr>, D::Error> {
     match Option::<String>::deserialize(d)?.as_deref() {
         None | Some("") => Ok(None),
         Some(text) => parse_ip(text).map(Some).map_err(D::Error::custom),
@@ -55,7 +58,9 @@ pub fn deserialize_optional_ip<'de, D: Deserializer<'de>>(d: D) -> Result<Option
 }
 
 /// Deserializes `Option<IpNet>`: `""` is an error.
-pub fn deserialize_optional_cidr<'de, D: Deserializer<'de>>(d: D) -> Result<Option<IpNet>, D::Error> {
+pub fn deserialize_optional_cidr<'de, D: Deserializer<'de>>(
+    d: D,
+) -> Result<Option<IpNet>, D::Error> {
     let text = Option::<String>::deserialize(d)?;
     text.map(|text| parse_cidr(&text).map_err(D::Error::custom)).transpose()
 }

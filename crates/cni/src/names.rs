@@ -28,7 +28,8 @@ impl ContainerId {
             return Err(Error::new(ErrorCode::UNKNOWN_CONTAINER, "missing containerID"));
         }
         if !is_identifier(text) {
-            let error = Error::new(ErrorCode::INVALID_ENVIRONMENT, "invalid characters in containerID");
+            let error =
+                Error::new(ErrorCode::INVALID_ENVIRONMENT, "invalid characters in containerID");
             return Err(error.with_details(text));
         }
         Ok(ContainerId(text.to_owned()))

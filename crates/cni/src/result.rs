@@ -69,7 +69,11 @@ pub struct IpConfig {
     #[serde(deserialize_with = "ip::deserialize_cidr")]
     pub address: IpNet,
     /// Gateway of the subnet; it does not imply a route.
-    #[serde(default, deserialize_with = "ip::deserialize_optional_ip", skip_serializing_if = "is_default")]
+    #[serde(
+        default,
+        deserialize_with = "ip::deserialize_optional_ip",
+        skip_serializing_if = "is_default"
+    )]
     pub gateway: Option<IpAddr>,
 }
 
@@ -80,7 +84,11 @@ pub struct ResultRoute {
     #[serde(deserialize_with = "ip::deserialize_cidr")]
     pub dst: IpNet,
     /// Next hop.
-    #[serde(default, deserialize_with = "ip::deserialize_optional_ip", skip_serializing_if = "is_default")]
+    #[serde(
+        default,
+        deserialize_with = "ip::deserialize_optional_ip",
+        skip_serializing_if = "is_default"
+    )]
     pub gw: Option<IpAddr>,
     /// Path MTU in bytes (`RTAX_MTU`).
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -134,7 +142,11 @@ struct Ip4Ip6Result {
 struct FamilyIpConfig {
     #[serde(deserialize_with = "ip::deserialize_cidr")]
     ip: IpNet,
-    #[serde(default, deserialize_with = "ip::deserialize_optional_ip", skip_serializing_if = "is_default")]
+    #[serde(
+        default,
+        deserialize_with = "ip::deserialize_optional_ip",
+        skip_serializing_if = "is_default"
+    )]
     gateway: Option<IpAddr>,
     #[serde(default, skip_serializing_if = "is_default")]
     routes: Vec<ResultRoute>,
@@ -144,7 +156,11 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-#[expect(clippy::ref_option, clippy::trivially_copy_pass_by_ref, reason = "the signature that serde requires")]
+#[expect(
+    clippy::ref_option,
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature that serde requires"
+)]
 fn is_zero(value: &Option<u32>) -> bool {
     value.unwrap_or_default() == 0
 }
@@ -180,8 +196,9 @@ impl CniResult {
     pub fn decode(json: &Json, default: SpecVersion) -> Result<CniResult> {
         let version = match written_version(json)? {
             None => default,
-            Some(text) => SpecVersion::parse_exact(text)
-                .ok_or_else(|| Error::internal(format!("unsupported CNI result version \"{text}\"")))?,
+            Some(text) => SpecVersion::parse_exact(text).ok_or_else(|| {
+                Error::internal(format!("unsupported CNI result version \"{text}\""))
+            })?,
         };
         decode_as_version(json, version)
     }
@@ -218,8 +235,14 @@ impl CniResult {
     pub fn to_json(&self) -> Json {
         let generation = self.version.result_layout();
         if generation == ResultLayout::Ip4Ip6 {
-            let (ip4, ip6) = (self.family_config(IpAddr::is_ipv4), self.family_config(IpAddr::is_ipv6));
-            return Json::encode(&Ip4Ip6Result { version: self.version, ip4, ip6, dns: self.dns.clone() });
+            let (ip4, ip6) =
+                (self.family_config(IpAddr::is_ipv4), self.family_config(IpAddr::is_ipv6));
+            return Json::encode(&Ip4Ip6Result {
+                version: self.version,
+                ip4,
+                ip6,
+                dns: self.dns.clone(),
+            });
         }
         let mut json = Json::encode(self);
         if generation == ResultLayout::Current {
@@ -273,11 +296,17 @@ impl CniResult {
                 interface.pci_id.clear();
             }
         }
-        if to.result_layout() == ResultLayout::Ip4Ip6 { self.keep_one_per_family() } else { Ok(self) }
+        if to.result_layout() == ResultLayout::Ip4Ip6 {
+            self.keep_one_per_family()
+        } else {
+            Ok(self)
+        }
     }
 
     fn keep_one_per_family(mut self) -> Result<CniResult> {
-        let first = |wanted: fn(&IpAddr) -> bool| self.ips.iter().find(|ip| wanted(&ip.address.addr())).cloned();
+        let first = |wanted: fn(&IpAddr) -> bool| {
+            self.ips.iter().find(|ip| wanted(&ip.address.addr())).cloned()
+        };
         let (v4, v6) = (first(IpAddr::is_ipv4), first(IpAddr::is_ipv6));
         if v4.is_none() && v6.is_none() {
             return Err(Error::internal("cannot convert: no valid IP addresses"));
@@ -341,9 +370,10 @@ fn written_version(json: &Json) -> Result<Option<&str>> {
     match json.get_present_member("cniVersion") {
         None => Ok(None),
         Some(Json::String(text)) => Ok(Some(text.as_str()).filter(|text| !text.is_empty())),
-        Some(other) => {
-            Err(Error::internal(format!("cniVersion of the result: {}", other.wrong_type_message("a text"))))
-        }
+        Some(other) => Err(Error::internal(format!(
+            "cniVersion of the result: {}",
+            other.wrong_type_message("a text")
+        ))),
     }
 }
 
@@ -360,7 +390,9 @@ fn foreign_layout_error(generation: ResultLayout, found: &str) -> Error {
 
 fn decode_as_version(json: &Json, version: SpecVersion) -> Result<CniResult> {
     if !matches!(json, Json::Object(_)) {
-        return Err(Error::internal(json.wrong_type_message("an object")).context("decode a result"));
+        return Err(
+            Error::internal(json.wrong_type_message("an object")).context("decode a result")
+        );
     }
     // The reference's runtime library rewrites the numbers of results.
     let json = json.clone().with_normalised_numbers();
@@ -397,7 +429,15 @@ impl ResultRoute {
     /// # }
     /// ```
     pub fn for_destination(dst: IpNet) -> ResultRoute {
-        ResultRoute { dst, gw: None, mtu: None, advmss: None, priority: None, table: None, scope: None }
+        ResultRoute {
+            dst,
+            gw: None,
+            mtu: None,
+            advmss: None,
+            priority: None,
+            table: None,
+            scope: None,
+        }
     }
 
     /// Whether this is a default route.

@@ -83,7 +83,9 @@ impl SpecVersion {
     pub fn result_layout(self) -> ResultLayout {
         match self {
             SpecVersion::V0_1_0 | SpecVersion::V0_2_0 => ResultLayout::Ip4Ip6,
-            SpecVersion::V0_3_0 | SpecVersion::V0_3_1 | SpecVersion::V0_4_0 => ResultLayout::TypedIps,
+            SpecVersion::V0_3_0 | SpecVersion::V0_3_1 | SpecVersion::V0_4_0 => {
+                ResultLayout::TypedIps
+            }
             SpecVersion::V1_0_0 | SpecVersion::V1_1_0 => ResultLayout::Current,
         }
     }
@@ -187,7 +189,10 @@ mod tests {
             ("0.0.1", "0.1.0"),
             ("latest", "1.1.0"),
         ] {
-            assert_eq!(nearest_supported(text, &SpecVersion::ALL).map(SpecVersion::as_str), Some(expected));
+            assert_eq!(
+                nearest_supported(text, &SpecVersion::ALL).map(SpecVersion::as_str),
+                Some(expected)
+            );
         }
         assert_eq!(nearest_supported("0.3.1", &old), Some(SpecVersion::V0_4_0));
         assert_eq!(nearest_supported("1.1.0", &old), Some(SpecVersion::V1_0_0));

@@ -48,7 +48,9 @@ pub fn decode_plugin_error(failure: &PluginFailure<'_>) -> Error {
         }
         Err(why) => {
             let stdout = String::from_utf8_lossy(stdout);
-            let msg = format!("netplugin failed but error parsing its diagnostic message {stdout:?}: {why}");
+            let msg = format!(
+                "netplugin failed but error parsing its diagnostic message {stdout:?}: {why}"
+            );
             Error::from_other_plugin(ErrorCode::UNKNOWN, msg, "")
         }
     }
@@ -57,7 +59,8 @@ pub fn decode_plugin_error(failure: &PluginFailure<'_>) -> Error {
 /// The text of the error object, indented by four spaces, without a newline at the end. Empty `details` are left out.
 pub fn error_text(error: &Error, version: SpecVersion) -> String {
     let (msg, details) = (error.message().to_owned(), error.details().to_owned());
-    json::encode_pretty(&ErrorObject { version, code: error.code().0, msg, details }).unwrap_or_default()
+    json::encode_pretty(&ErrorObject { version, code: error.code().0, msg, details })
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -83,7 +86,10 @@ mod tests {
 
     #[test]
     fn failures_without_a_message_are_described() {
-        assert_eq!(failure("", "").message(), "netplugin failed with no error message: exit status 1");
+        assert_eq!(
+            failure("", "").message(),
+            "netplugin failed with no error message: exit status 1"
+        );
         assert_eq!(failure("", "boo\n").message(), "netplugin failed: \"boo\\n\": exit status 1");
         assert_eq!(failure("{\"code\":7}", "").code(), ErrorCode(7));
         assert!(failure("{\"code\":7}", "").message().contains("code 7"));

@@ -11,8 +11,8 @@ use std::path::Path;
 use super::seccomp::{Condition, RefusedCall, compile_filter, install_filter, native_architecture};
 use cni::error::{Error, Result, io_text};
 use landlock::{
-    ABI, Access, AccessFs, RestrictionStatus, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus,
-    Scope, path_beneath_rules,
+    ABI, Access, AccessFs, RestrictionStatus, Ruleset, RulesetAttr, RulesetCreatedAttr,
+    RulesetError, RulesetStatus, Scope, path_beneath_rules,
 };
 use nix::errno::Errno;
 use nix::libc::{self, c_long};
@@ -170,14 +170,18 @@ pub(super) fn drop_privileges(files: &WritableFiles<'_>) -> Result<()> {
         warn!("this kernel has no Landlock: the files of root are not protected from the daemon");
     }
     let Some(architecture) = native_architecture() else {
-        return Err(Error::internal(format!("filter system calls: unknown architecture {}", std::env::consts::ARCH)));
+        return Err(Error::internal(format!(
+            "filter system calls: unknown architecture {}",
+            std::env::consts::ARCH
+        )));
     };
     install_filter(compile_filter(architecture, &refused_calls()))
         .map_err(|e| Error::internal(format!("filter system calls: {}", io_text(&e))))
 }
 
 fn drop_capabilities() -> Result<()> {
-    let system = |what: &'static str| move |e: rustix::io::Errno| Error::io(what, &std::io::Error::from(e));
+    let system =
+        |what: &'static str| move |e: rustix::io::Errno| Error::io(what, &std::io::Error::from(e));
     let present = thread::capabilities(None).map_err(system("read the capabilities"))?;
     // Clearing the bounding set needs CAP_SETPCAP, which is dropped afterwards.
     if present.effective.contains(CapabilitySet::SETPCAP) {
@@ -191,7 +195,8 @@ fn drop_capabilities() -> Result<()> {
         }
     }
     let kept = KEPT_CAPABILITIES & present.permitted;
-    let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
+    let sets =
+        CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
     thread::set_capabilities(None, sets).map_err(system("drop capabilities"))
 }
 
@@ -212,12 +217,18 @@ fn restrict_files(files: &WritableFiles<'_>) -> Result<RestrictionStatus, Rulese
 }
 
 fn refused_calls() -> Vec<RefusedCall> {
-    let refuse = |call: c_long, condition| RefusedCall { number: number(call), errno: Errno::EPERM, condition };
-    let values = |values: &[i32]| values.iter().map(|value| value.unsigned_abs()).collect::<Vec<_>>();
+    let refuse = |call: c_long, condition| RefusedCall {
+        number: number(call),
+        errno: Errno::EPERM,
+        condition,
+    };
+    let values =
+        |values: &[i32]| values.iter().map(|value| value.unsigned_abs()).collect::<Vec<_>>();
     let own_process = values(&[getpid().as_raw()]);
     let typing = vec![number(libc::TIOCSTI), number(libc::TIOCLINUX)];
     let new_namespaces = NEW_NAMESPACES.iter().fold(0, |bits, flag| bits | flag.unsigned_abs());
-    let always = REFUSED.iter().chain(REFUSED_ON_32_BITS).map(|call| refuse(*call, Condition::Always));
+    let always =
+        REFUSED.iter().chain(REFUSED_ON_32_BITS).map(|call| refuse(*call, Condition::Always));
     let some = [
         // Its flags are in memory; after ENOSYS the C library uses clone(2).
         RefusedCall { number: CLONE3, errno: Errno::ENOSYS, condition: Condition::Always },
@@ -319,7 +330,9 @@ mod tests {
             // umount, ipc
             always(&[22, 117]);
             // socketcall: socket, bind, socketpair, sendto
-            for (call, expected) in [(1, REFUSED_CALL), (2, ALLOWED), (8, REFUSED_CALL), (11, ALLOWED)] {
+            for (call, expected) in
+                [(1, REFUSED_CALL), (2, ALLOWED), (8, REFUSED_CALL), (11, ALLOWED)]
+            {
                 assert_eq!(decide(102, &[call]), expected, "{call}");
             }
         }
@@ -329,9 +342,13 @@ mod tests {
     #[test]
     fn sockets_are_created_under_the_filter() {
         on_scratch_thread(|| {
-            install_filter(compile_filter(native_architecture().unwrap(), &refused_calls())).unwrap();
+            install_filter(compile_filter(native_architecture().unwrap(), &refused_calls()))
+                .unwrap();
             std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-            assert_eq!(UnixStream::connect("/nonexistent").unwrap_err().kind(), ErrorKind::PermissionDenied);
+            assert_eq!(
+                UnixStream::connect("/nonexistent").unwrap_err().kind(),
+                ErrorKind::PermissionDenied
+            );
         })
         .unwrap();
     }
@@ -376,7 +393,10 @@ mod tests {
 
         fn processes(&self) -> Attempts {
             let proc = |name: &str| format!("/proc/{}/{name}", self.victim.id());
-            vec![("memory", write(proc("mem"))), ("namespace", File::open(proc("ns/net")).map(drop))]
+            vec![
+                ("memory", write(proc("mem"))),
+                ("namespace", File::open(proc("ns/net")).map(drop)),
+            ]
         }
 
         fn all(&self) -> Attempts {
@@ -422,7 +442,8 @@ mod tests {
         assert_eq!(failed(node.all()), [], "the attempts succeed without confinement");
         let (leases, socket) = (node.path("leases"), node.path("run/socket"));
         let confined = || {
-            drop_privileges(&WritableFiles { leases: &leases, removed: &[Some(&socket), None] }).unwrap();
+            drop_privileges(&WritableFiles { leases: &leases, removed: &[Some(&socket), None] })
+                .unwrap();
             let failed = failed(node.all());
             // EXDEV is Landlock's answer to a hard link from another directory.
             let denied = [ErrorKind::PermissionDenied, ErrorKind::CrossesDevices];

@@ -97,16 +97,19 @@ fn run_daemon(options: DaemonOptions) -> Result<()> {
     let _pidfile = options.pidfile.as_deref().map(write_pidfile).transpose()?;
     let path = options.socket.clone();
     let records = DhcpRecordStore::open_or_create(&path)?;
-    let _lock = records
-        .try_lock()?
-        .ok_or_else(|| Error::internal(format!("another daemon keeps the leases of {}", path.display())))?;
+    let _lock = records.try_lock()?.ok_or_else(|| {
+        Error::internal(format!("another daemon keeps the leases of {}", path.display()))
+    })?;
     let (listener, created) = serve::open_listener(&path)?;
     let _removed = created.clone().map(RemovedOnDrop);
     let null = File::options().write(true).open("/dev/null");
     let recorded = LeaseRegistry::open_recorded_leases(&options, &records);
 
     let removed = [created.as_deref(), options.pidfile.as_deref()];
-    confine::drop_privileges(&WritableFiles { leases: records.directory_path(), removed: &removed })?;
+    confine::drop_privileges(&WritableFiles {
+        leases: records.directory_path(),
+        removed: &removed,
+    })?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Error::io("start the executor", &e))?;
     let served = LocalSet::new().block_on(&runtime, async {
@@ -163,7 +166,9 @@ fn raise_file_limit() {
 
 /// Creates the pidfile, or replaces a regular file of this user. Symbolic links are not followed.
 fn write_pidfile(path: &Path) -> Result<RemovedOnDrop> {
-    let failed = |why: String| Error::internal(format!("Error writing pidfile \"{}\": {why}", path.display()));
+    let failed = |why: String| {
+        Error::internal(format!("Error writing pidfile \"{}\": {why}", path.display()))
+    };
     if !path.is_absolute() {
         return Err(failed("path not absolute".to_owned()));
     }

@@ -91,7 +91,11 @@ fn device_and_inode(meta: &Metadata) -> (u64, u64) {
 fn unless_ended<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(e) if e.kind() == ErrorKind::NotFound || e.raw_os_error() == Some(Errno::ESRCH as i32) => Ok(None),
+        Err(e)
+            if e.kind() == ErrorKind::NotFound || e.raw_os_error() == Some(Errno::ESRCH as i32) =>
+        {
+            Ok(None)
+        }
         Err(e) => Err(e),
     }
 }
@@ -118,7 +122,10 @@ mod tests {
         let expected = PathBuf::from(format!("/proc/{id}/task/{id}", id = process.id()));
         assert_eq!(find_in_namespace(None).unwrap().as_ref(), Some(&expected));
         assert_eq!(find_in_namespace(Some(expected.clone())).unwrap().as_ref(), Some(&expected));
-        assert_eq!(find_in_namespace(Some("/proc/1/task/1".into())).unwrap(), Some(expected.clone()));
+        assert_eq!(
+            find_in_namespace(Some("/proc/1/task/1".into())).unwrap(),
+            Some(expected.clone())
+        );
         assert!(is_visible(process.id()));
         let own = Netns::open_current().unwrap().device_and_inode().unwrap();
         assert_eq!(all_namespaces().get(&own), Some(&expected));

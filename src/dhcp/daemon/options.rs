@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use super::super::conf::SOCKET;
 use super::super::timing::ClientTiming;
-use crate::options::{self, CommandLine, CommandOption, ParsedCommandLine, long_option, require_no_words, usage_error};
+use crate::options::{
+    self, CommandLine, CommandOption, ParsedCommandLine, long_option, require_no_words, usage_error,
+};
 use cni::error::Result;
 
 const OPTIONS: &[CommandOption] = &[
@@ -13,11 +15,23 @@ const OPTIONS: &[CommandOption] = &[
     long_option("--hostprefix", "TEXT", "prefix of the paths of the socket and of namespaces"),
     long_option("--pidfile", "PATH", "absolute; created at the start, removed at the end"),
     long_option("--broadcast", "", "request broadcast replies from servers"),
-    long_option("--timeout", "TIME", "timeout of the first message (4s), doubled for each further one"),
+    long_option(
+        "--timeout",
+        "TIME",
+        "timeout of the first message (4s), doubled for each further one",
+    ),
     long_option("--resendmax", "TIME", "longest timeout of a message (62s)"),
     long_option("--resendtimeout", "TIME", "time limit for the first lease (3m28s)"),
-    long_option("--probe", "TIME", "timeout for the reply of a host that uses the address (200ms); 0 sends no probe"),
-    long_option("--on-demand", "", "started by a plugin: print \"ready\", then close standard output"),
+    long_option(
+        "--probe",
+        "TIME",
+        "timeout for the reply of a host that uses the address (200ms); 0 sends no probe",
+    ),
+    long_option(
+        "--on-demand",
+        "",
+        "started by a plugin: print \"ready\", then close standard output",
+    ),
 ];
 
 pub(super) fn help_text() -> String {
@@ -108,13 +122,21 @@ fn positive_time(line: &CommandLine, flag: &str, default: Duration) -> Result<Du
 fn time_option(line: &CommandLine, flag: &str, default: Duration) -> Result<Duration> {
     let Some(text) = line.last_value(flag) else { return Ok(default) };
     parse_duration(text).ok_or_else(|| {
-        usage_error(format!("invalid time \"{text}\" of {flag}")).with_details("write it like 10s or 1m30s")
+        usage_error(format!("invalid time \"{text}\" of {flag}"))
+            .with_details("write it like 10s or 1m30s")
     })
 }
 
 /// The units of [`parse_duration`] in seconds.
-const UNITS: [(&str, f64); 7] =
-    [("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
+const UNITS: [(&str, f64); 7] = [
+    ("ns", 1e-9),
+    ("us", 1e-6),
+    ("µs", 1e-6),
+    ("ms", 1e-3),
+    ("s", 1.0),
+    ("m", 60.0),
+    ("h", 3600.0),
+];
 
 /// A duration in the format of Go: numbers with units, at most a day.
 fn parse_duration(text: &str) -> Option<Duration> {

@@ -68,7 +68,9 @@ impl LeaseTaskHandle {
         match done.as_deref() {
             Ok(LeasePhase::Bound(lease)) => Ok(DhcpLease::clone(lease)),
             Ok(LeasePhase::Failed(error)) => Err(error.clone()),
-            Ok(_) => Err(Error::internal("context canceled").with_details("the lease was released")),
+            Ok(_) => {
+                Err(Error::internal("context canceled").with_details("the lease was released"))
+            }
             // The task has panicked.
             Err(_) => Err(Error::internal("the lease's task has failed")),
         }
@@ -76,7 +78,8 @@ impl LeaseTaskHandle {
 
     /// Undoes the ADD that this process has repeated; `false` if there was none.
     pub(super) fn undo_repeated(&self, process: u32) -> bool {
-        self.repeated.borrow_mut().remove(&process) && self.requests.send(LeaseTaskRequest::Leave).is_ok()
+        self.repeated.borrow_mut().remove(&process)
+            && self.requests.send(LeaseTaskRequest::Leave).is_ok()
     }
 
     /// Requests the release of the lease, and waits for the end of the task.
@@ -91,7 +94,13 @@ impl LeaseTaskHandle {
 impl LeaseRegistry {
     pub(super) fn new(options: DaemonOptions, records: DhcpRecordStore) -> LeaseRegistry {
         let visits = Semaphore::new(VISITS);
-        LeaseRegistry { options, records, leases: RefCell::default(), visits, sees_plugins: Cell::new(None) }
+        LeaseRegistry {
+            options,
+            records,
+            leases: RefCell::default(),
+            visits,
+            sees_plugins: Cell::new(None),
+        }
     }
 
     /// Notes whether a plugin is among the processes that the daemon sees.
@@ -123,7 +132,11 @@ impl LeaseRegistry {
     }
 
     /// Removes the lease of a task that has ended.
-    pub(super) fn remove_lease(&self, key: &DhcpLeaseKey, phase: &watch::Receiver<LeasePhase>) -> Result<()> {
+    pub(super) fn remove_lease(
+        &self,
+        key: &DhcpLeaseKey,
+        phase: &watch::Receiver<LeasePhase>,
+    ) -> Result<()> {
         let mut leases = self.leases.borrow_mut();
         match leases.get(key) {
             // The record is that of a newer task.
@@ -141,7 +154,8 @@ impl LeaseRegistry {
         record: &DhcpRecord,
         work: impl FnOnce(&str) -> T + Send + 'static,
     ) -> Result<T, InterfaceError> {
-        let (ifname, index, cookie) = (record.key.ifname.clone(), record.ifindex, record.netns_cookie);
+        let (ifname, index, cookie) =
+            (record.key.ifname.clone(), record.ifindex, record.netns_cookie);
         self.visit_namespace(sandbox, move || {
             sandbox::require_cookie(cookie)?;
             Ok(work(&socket::current_name(&ifname, index)))
@@ -182,7 +196,9 @@ mod tests {
 
     fn registry(dir: &Path) -> LeaseRegistry {
         let records = DhcpRecordStore::open_or_create(&dir.join("dhcp.sock")).unwrap();
-        let Ok(ParsedCommandLine::Work(line)) = parse_arguments(Vec::new()) else { panic!("no defaults") };
+        let Ok(ParsedCommandLine::Work(line)) = parse_arguments(Vec::new()) else {
+            panic!("no defaults")
+        };
         LeaseRegistry::new(DaemonOptions::from_command_line(&line).unwrap(), records)
     }
 
@@ -204,9 +220,11 @@ mod tests {
         let (container_id, network, ifname) = ("c1".to_owned(), "n".to_owned(), "eth0".to_owned());
         let key = DhcpLeaseKey { container_id, network, ifname, family: DhcpFamily::V4 };
         let (requests, _requested) = mpsc::unbounded_channel();
-        let [(_older, ended), (_newer, phase)] = [(); 2].map(|()| watch::channel(LeasePhase::Acquiring));
+        let [(_older, ended), (_newer, phase)] =
+            [(); 2].map(|()| watch::channel(LeasePhase::Acquiring));
         let sandbox = Rc::new(LeaseSandbox::closed("/x", "/x".into(), (1, 2)));
-        let newer = LeaseTaskHandle { sandbox, repeated: Rc::default(), requests, phase: phase.clone() };
+        let newer =
+            LeaseTaskHandle { sandbox, repeated: Rc::default(), requests, phase: phase.clone() };
         registry.leases.borrow_mut().insert(key.clone(), newer);
         registry.remove_lease(&key, &ended).unwrap();
         assert!(registry.find_handle(&key).is_some());

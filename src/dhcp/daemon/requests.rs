@@ -38,7 +38,8 @@ impl LeaseRegistry {
             let path = options.prefixed_path(&record.netns);
             let sandbox = LeaseSandbox::closed(&record.netns, path, record.netns_id);
             if sandbox.reopen().is_err()
-                && let Some(thread) = threads.get_or_init(occupants::all_namespaces).get(&record.netns_id)
+                && let Some(thread) =
+                    threads.get_or_init(occupants::all_namespaces).get(&record.netns_id)
                 && let Err(error) = sandbox.reopen_through(&thread.join(occupants::NAMESPACE))
             {
                 debug!("{}", Error::from(error));
@@ -50,7 +51,8 @@ impl LeaseRegistry {
 
     pub(super) fn resume_leases(self: &Rc<Self>, recorded: Vec<(DhcpRecord, Rc<LeaseSandbox>)>) {
         for (record, sandbox) in recorded {
-            let phase = record.lease.clone().map_or(LeasePhase::Searching, |l| LeasePhase::Bound(l.into()));
+            let phase =
+                record.lease.clone().map_or(LeasePhase::Searching, |l| LeasePhase::Bound(l.into()));
             let (task, _) = self.register_task(record, sandbox, phase);
             spawn_local(task.resume_lease());
         }
@@ -75,7 +77,8 @@ impl LeaseRegistry {
                 }
             }
             DaemonVerb::Del => {
-                self.release_matching(&|key| key.is_same_attachment(&request.key), request.process).await;
+                self.release_matching(&|key| key.is_same_attachment(&request.key), request.process)
+                    .await;
             }
             DaemonVerb::Gc => self.release_matching(&|key| request.is_stale(key), None).await,
             DaemonVerb::Status => {}
@@ -136,11 +139,16 @@ impl LeaseRegistry {
         let record = new_record(request, sandbox, key.clone());
         self.run_in_namespace(sandbox, &record, interface::bring_up).await??;
         // This fails if the task has ended meanwhile.
-        let is_followed = handle.requests.send(LeaseTaskRequest::Follow(Rc::clone(sandbox))).is_ok();
+        let is_followed =
+            handle.requests.send(LeaseTaskRequest::Follow(Rc::clone(sandbox))).is_ok();
         Ok(is_followed.then_some(lease))
     }
 
-    fn start_task(self: &Rc<Self>, record: DhcpRecord, sandbox: &Rc<LeaseSandbox>) -> LeaseTaskHandle {
+    fn start_task(
+        self: &Rc<Self>,
+        record: DhcpRecord,
+        sandbox: &Rc<LeaseSandbox>,
+    ) -> LeaseTaskHandle {
         let (task, handle) = self.register_task(record, Rc::clone(sandbox), LeasePhase::Acquiring);
         spawn_local(task.acquire_lease());
         handle
@@ -163,7 +171,9 @@ impl LeaseRegistry {
         if !request.addresses.is_empty() && !request.addresses.contains(&address) {
             let msg = format!("the lease for {key} has the address {address}");
             let known: Vec<_> = request.addresses.iter().map(ToString::to_string).collect();
-            return Err(Error::internal(msg).with_details(format!("prevResult has {}", known.join(", "))));
+            return Err(
+                Error::internal(msg).with_details(format!("prevResult has {}", known.join(", ")))
+            );
         }
         let record = self.records.load_record(key).ok_or_else(missing)?;
         match self.run_in_namespace(&handle.sandbox, &record, socket::mac_address).await {
@@ -202,7 +212,12 @@ impl LeaseRegistry {
     ) -> (LeaseTask, LeaseTaskHandle) {
         let (requests, requested) = mpsc::unbounded_channel();
         let (sender, phase) = watch::channel(phase);
-        let handle = LeaseTaskHandle { sandbox: Rc::clone(&sandbox), repeated: Rc::default(), requests, phase };
+        let handle = LeaseTaskHandle {
+            sandbox: Rc::clone(&sandbox),
+            repeated: Rc::default(),
+            requests,
+            phase,
+        };
         self.leases.borrow_mut().insert(record.key.clone(), handle.clone());
         let (timing, broadcast) = (self.options.timing, self.options.broadcast);
         let task = LeaseTask {

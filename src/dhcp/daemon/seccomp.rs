@@ -88,11 +88,18 @@ fn compile_call(call: &RefusedCall, low: u32) -> Vec<sock_filter> {
     let (refuse, allow) = (refusal(call.errno), instruction(RETURN, libc::SECCOMP_RET_ALLOW));
     let (argument, test, values, otherwise, matched) = match &call.condition {
         Condition::Always => return vec![refuse],
-        Condition::IsOneOf(argument, values) => (argument, IF_EQUAL, values.as_slice(), allow, refuse),
-        Condition::IsNoneOf(argument, values) => (argument, IF_EQUAL, values.as_slice(), refuse, allow),
-        Condition::HasBits(argument, bits) => (argument, IF_BIT, std::slice::from_ref(bits), allow, refuse),
+        Condition::IsOneOf(argument, values) => {
+            (argument, IF_EQUAL, values.as_slice(), allow, refuse)
+        }
+        Condition::IsNoneOf(argument, values) => {
+            (argument, IF_EQUAL, values.as_slice(), refuse, allow)
+        }
+        Condition::HasBits(argument, bits) => {
+            (argument, IF_BIT, std::slice::from_ref(bits), allow, refuse)
+        }
     };
-    let tests = values.iter().enumerate().map(|(at, value)| jump(test, *value, values.len() - at, 0));
+    let tests =
+        values.iter().enumerate().map(|(at, value)| jump(test, *value, values.len() - at, 0));
     let load = instruction(LOAD, ARGUMENTS + 8 * argument + low);
     [load].into_iter().chain(tests).chain([otherwise, matched]).collect()
 }
@@ -149,7 +156,12 @@ pub(super) mod tests {
     const S390X: u32 = 0x8000_0016;
 
     /// The action of a program for a system call of this architecture, computed as its kernel does.
-    pub(in crate::dhcp::daemon) fn decide(program: &[sock_filter], arch: u32, call: u32, args: &[u64]) -> u32 {
+    pub(in crate::dhcp::daemon) fn decide(
+        program: &[sock_filter],
+        arch: u32,
+        call: u32,
+        args: &[u64],
+    ) -> u32 {
         let is_little = arch & AUDIT_LITTLE_ENDIAN != 0;
         let word = |word: u32| if is_little { word.to_le_bytes() } else { word.to_be_bytes() };
         let long = |long: u64| if is_little { long.to_le_bytes() } else { long.to_be_bytes() };
@@ -163,7 +175,11 @@ pub(super) mod tests {
             match u32::from(code) {
                 LOAD => {
                     let bytes = *data[k as usize..].first_chunk().unwrap();
-                    value = if is_little { u32::from_le_bytes(bytes) } else { u32::from_be_bytes(bytes) };
+                    value = if is_little {
+                        u32::from_le_bytes(bytes)
+                    } else {
+                        u32::from_be_bytes(bytes)
+                    };
                 }
                 IF_EQUAL => at += jump(value == k),
                 IF_AT_LEAST => at += jump(value >= k),
@@ -195,10 +211,14 @@ pub(super) mod tests {
             for (value, action) in [(0, ALLOWED), (1, REFUSED), (8, REFUSED), (9, ALLOWED)] {
                 assert_eq!(decide(6, &[1, 1, 1, 1, 1, high | value]), action, "{arch:x} {value}");
             }
-            for (value, action) in [(0, REFUSED), (2, ALLOWED), (0x4000_0000, ALLOWED), (3, REFUSED)] {
+            for (value, action) in
+                [(0, REFUSED), (2, ALLOWED), (0x4000_0000, ALLOWED), (3, REFUSED)]
+            {
                 assert_eq!(decide(7, &[2, high | value, 2]), action, "{arch:x} {value}");
             }
-            for (value, action) in [(0, ALLOWED), (0x1000, REFUSED), (0x30, REFUSED), (0x0101, ALLOWED)] {
+            for (value, action) in
+                [(0, ALLOWED), (0x1000, REFUSED), (0x30, REFUSED), (0x0101, ALLOWED)]
+            {
                 assert_eq!(decide(8, &[high | value, 0x1010]), action, "{arch:x} {value:x}");
             }
         }
@@ -208,7 +228,8 @@ pub(super) mod tests {
     fn the_program_for_s390x_reads_the_second_word_of_arguments() {
         // The number of clone(2), whose flags are the second argument there.
         let program = compile_filter(S390X, &[refused(120, Condition::HasBits(1, 0x1000_0000))]);
-        let offsets: Vec<u32> = program.iter().filter(|it| u32::from(it.code) == LOAD).map(|it| it.k).collect();
+        let offsets: Vec<u32> =
+            program.iter().filter(|it| u32::from(it.code) == LOAD).map(|it| it.k).collect();
         assert_eq!(offsets, [4, 0, 28]);
         let program = compile_filter(X86_64, &[refused(56, Condition::HasBits(0, 0x1000_0000))]);
         assert_eq!(program[7].k, 16);

@@ -38,7 +38,8 @@ const IO_TIMEOUT: Duration = Duration::from_secs(10);
 /// The wait after a connection could not be accepted.
 const RECOVERY: Duration = Duration::from_millis(100);
 /// The reply to the reference's plugin, which reads HTTP.
-const GO_RPC_ANSWER: &[u8] = b"HTTP/1.0 501 this daemon is cnibox's and serves the dhcp plugin of cnibox only\n\n";
+const GO_RPC_ANSWER: &[u8] =
+    b"HTTP/1.0 501 this daemon is cnibox's and serves the dhcp plugin of cnibox only\n\n";
 
 /// Takes the socket that systemd passed in `LISTEN_FDS`, or creates one at `path`, for root only. Also returns the
 /// path of a created socket, to be removed at the end.
@@ -47,7 +48,9 @@ pub(super) fn open_listener(path: &Path) -> Result<(UnixListener, Option<PathBuf
     let mut passed = ListenFd::from_env();
     match passed.len() {
         0 => Ok((
-            bind_socket(path).map_err(|e| failed(format!("listen unix {}: bind: {}", path.display(), io_text(&e))))?,
+            bind_socket(path).map_err(|e| {
+                failed(format!("listen unix {}: bind: {}", path.display(), io_text(&e)))
+            })?,
             Some(path.to_owned()),
         )),
         1 => match passed.take_unix_listener(0) {
@@ -93,7 +96,10 @@ pub(super) async fn serve_until_signal(
     }
 }
 
-async fn accept_connections(listener: net::UnixListener, registry: Rc<LeaseRegistry>) -> Infallible {
+async fn accept_connections(
+    listener: net::UnixListener,
+    registry: Rc<LeaseRegistry>,
+) -> Infallible {
     let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         // The semaphore is never closed, so the result is always a permit.
@@ -129,7 +135,10 @@ async fn serve_connection(stream: net::UnixStream, registry: &Rc<LeaseRegistry>)
         registry.note_plugin(is_visible);
     }
     let request = require_permitted_user(&stream).and_then(|()| DaemonRequest::decode_line(&bytes));
-    let request = request.map(|request| DaemonRequest { process: process.filter(|process| *process > 0), ..request });
+    let request = request.map(|request| DaemonRequest {
+        process: process.filter(|process| *process > 0),
+        ..request
+    });
     let passed = PassedDescriptors::from_descriptors(descriptors);
     let outcome = match request {
         Ok(request) => registry.serve_request(&request, passed, wait_for_hangup(&stream)).await,
@@ -158,7 +167,10 @@ fn require_permitted_user(stream: &net::UnixStream) -> Result<()> {
 }
 
 /// Reads up to a newline.
-async fn read_request_line(stream: &net::UnixStream, descriptors: &mut Vec<OwnedFd>) -> io::Result<Vec<u8>> {
+async fn read_request_line(
+    stream: &net::UnixStream,
+    descriptors: &mut Vec<OwnedFd>,
+) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];
     while bytes.len() as u64 <= LONGEST {
@@ -174,8 +186,14 @@ async fn read_request_line(stream: &net::UnixStream, descriptors: &mut Vec<Owned
     Err(io::ErrorKind::InvalidData.into())
 }
 
-async fn read_bytes(stream: &net::UnixStream, buffer: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {
-    stream.async_io(Interest::READABLE, || passing::receive_bytes(stream, buffer, descriptors)).await
+async fn read_bytes(
+    stream: &net::UnixStream,
+    buffer: &mut [u8],
+    descriptors: &mut Vec<OwnedFd>,
+) -> io::Result<usize> {
+    stream
+        .async_io(Interest::READABLE, || passing::receive_bytes(stream, buffer, descriptors))
+        .await
 }
 
 async fn write_reply(stream: &net::UnixStream, mut bytes: &[u8]) -> io::Result<()> {
@@ -206,7 +224,10 @@ mod tests {
         let path = dir.path().join("sub/dhcp.sock");
         let first = open_listener(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(fs::metadata(dir.path().join("sub")).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(
+            fs::metadata(dir.path().join("sub")).unwrap().permissions().mode() & 0o777,
+            0o700
+        );
         let error = open_listener(&path).unwrap_err();
         let text = format!("Error getting listener: listen unix {}: bind: ", path.display());
         assert!(error.message().starts_with(&text), "{error}");
@@ -220,7 +241,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(&path, "precious").unwrap();
-        assert!(open_listener(&path).unwrap_err().message().ends_with(": bind: address already in use"));
+        assert!(
+            open_listener(&path).unwrap_err().message().ends_with(": bind: address already in use")
+        );
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     }
 }

@@ -57,7 +57,10 @@ fn not_open_error() -> io::Error {
     io::ErrorKind::NotConnected.into()
 }
 
-pub(super) fn send_frame(socket: Option<&AsyncFd<Socket>>, frame: &[u8]) -> Result<(), InterfaceError> {
+pub(super) fn send_frame(
+    socket: Option<&AsyncFd<Socket>>,
+    frame: &[u8],
+) -> Result<(), InterfaceError> {
     socket.ok_or_else(not_open_error)?.get_ref().send(frame)?;
     Ok(())
 }
@@ -71,6 +74,7 @@ pub(super) fn watch_readable<T: AsFd + AsRawFd>(socket: T) -> io::Result<AsyncFd
 async fn read_packet(socket: Option<&AsyncFd<Socket>>) -> io::Result<Vec<u8>> {
     let Some(socket) = socket else { return pending().await };
     let mut buffer = [0; BUFFER];
-    let length = socket.async_io(Interest::READABLE, |socket| (&mut &*socket).read(&mut buffer)).await?;
+    let length =
+        socket.async_io(Interest::READABLE, |socket| (&mut &*socket).read(&mut buffer)).await?;
     Ok(buffer[..length].to_vec())
 }

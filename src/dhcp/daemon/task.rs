@@ -156,7 +156,9 @@ impl LeaseTask {
                 Err(Some(LeaseTaskRequest::Release) | None) => return Ok(()),
             };
             let actions = match received {
-                Ok(Ok((source, bytes))) => self.machine.handle_packet(boot_time_now(), source, &bytes),
+                Ok(Ok((source, bytes))) => {
+                    self.machine.handle_packet(boot_time_now(), source, &bytes)
+                }
                 Ok(Err(cause)) => {
                     self.sockets = LeaseSockets::default();
                     self.trouble = Some(Error::io(&self.record.key.ifname, &cause));
@@ -237,7 +239,11 @@ impl LeaseTask {
         applied.map(drop)
     }
 
-    async fn apply_change(&self, old: Option<DhcpLease>, new: Option<DhcpLease>) -> Result<bool, InterfaceError> {
+    async fn apply_change(
+        &self,
+        old: Option<DhcpLease>,
+        new: Option<DhcpLease>,
+    ) -> Result<bool, InterfaceError> {
         let DhcpRecord { priority, address_removed, .. } = self.record;
         let change = DhcpLeaseChange { old, new, priority, address_removed };
         Ok(self.run_in_namespace(move |ifname| change.apply_to_interface(ifname)).await??)

@@ -23,7 +23,10 @@ const DAD_TIMEOUT: Duration = Duration::from_secs(3);
 const DAD_POLL: Duration = Duration::from_millis(100);
 
 impl LeaseTask {
-    pub(super) async fn send_broadcast(&mut self, mut message: Dhcp4Message) -> Result<(), InterfaceError> {
+    pub(super) async fn send_broadcast(
+        &mut self,
+        mut message: Dhcp4Message,
+    ) -> Result<(), InterfaceError> {
         self.ensure_frame_socket().await?;
         let mac = *self.machine.mac_mut();
         message.chaddr = mac;
@@ -48,7 +51,10 @@ impl LeaseTask {
         self.sockets.send_udp(&message.encode())
     }
 
-    pub(super) async fn send_multicast(&mut self, message: MessageV6) -> Result<(), InterfaceError> {
+    pub(super) async fn send_multicast(
+        &mut self,
+        message: MessageV6,
+    ) -> Result<(), InterfaceError> {
         if self.sockets.udp.is_none() {
             self.open_udp_v6_within(Duration::ZERO).await?;
         }
@@ -122,7 +128,8 @@ impl LeaseTask {
         &mut self,
         open: impl FnOnce(&str) -> io::Result<T> + Send + 'static,
     ) -> Result<T, InterfaceError> {
-        let work = move |ifname: &str| io::Result::Ok((socket::mac_address(ifname)?, open(ifname)?));
+        let work =
+            move |ifname: &str| io::Result::Ok((socket::mac_address(ifname)?, open(ifname)?));
         let (mac, socket) = self.run_in_namespace(work).await??;
         *self.machine.mac_mut() = mac;
         self.record.mac = mac;

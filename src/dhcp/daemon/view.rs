@@ -48,7 +48,8 @@ impl LeaseTask {
             return Ok(());
         }
         let known = sandbox.occupant();
-        let found = self.registry.visit_namespace(sandbox, || occupants::find_in_namespace(known)).await?;
+        let found =
+            self.registry.visit_namespace(sandbox, || occupants::find_in_namespace(known)).await?;
         let occupant = found.map_err(|cause| Error::io("look for processes", &cause))?;
         if sandbox.note_occupant(occupant, boot_time_now()) {
             sandbox.let_go();
@@ -75,7 +76,9 @@ impl LeaseTask {
             // The end of a namespace is known a little after the last descriptor is closed.
             if wait > FIRST_WAIT && said != error.message() {
                 error.message().clone_into(&mut said);
-                self.log_line(&format_args!("the namespace is out of view, and the lease is not renewed: {said}"));
+                self.log_line(&format_args!(
+                    "the namespace is out of view, and the lease is not renewed: {said}"
+                ));
             }
             let requested = match select(pin!(self.requested.recv()), pin!(sleep(wait))).await {
                 Either::Left((request, _)) => Some(request),
@@ -111,7 +114,8 @@ impl LeaseTask {
         };
         let (found, addresses) = self.run_in_namespace(look).await??;
         let leased = self.record.lease.as_ref().map(DhcpLease::ip_address);
-        let is_known = found.mac == self.record.mac || leased.is_some_and(|ip| addresses.contains(&ip));
+        let is_known =
+            found.mac == self.record.mac || leased.is_some_and(|ip| addresses.contains(&ip));
         if self.record.netns_cookie.is_none() && !is_known {
             self.sandbox.let_go();
             let name = &self.record.key.ifname;
@@ -137,9 +141,13 @@ impl LeaseTask {
     }
 
     /// Continues with the lease in another namespace.
-    pub(super) async fn move_to(&mut self, sandbox: Rc<LeaseSandbox>) -> Result<(), InterfaceError> {
+    pub(super) async fn move_to(
+        &mut self,
+        sandbox: Rc<LeaseSandbox>,
+    ) -> Result<(), InterfaceError> {
         let mut record = DhcpRecord { netns_cookie: None, ifindex: None, ..self.record.clone() };
-        let found = self.registry.run_in_namespace(&sandbox, &record, interface::find_interface).await??;
+        let found =
+            self.registry.run_in_namespace(&sandbox, &record, interface::find_interface).await??;
         record.note_interface(&sandbox, &found);
         *self.machine.mac_mut() = found.mac;
         self.sockets = LeaseSockets::default();

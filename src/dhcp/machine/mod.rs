@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use self::protocol::AT_ONCE;
 pub use self::protocol::{
-    ClientAction, DhcpProtocol, ExchangeStep, NeededSockets, PacketSource, ReleaseMessage, ServerReply,
+    ClientAction, DhcpProtocol, ExchangeStep, NeededSockets, PacketSource, ReleaseMessage,
+    ServerReply,
 };
 use super::timing::{BootClockTime, MessageExchange, NEVER, RandomGenerator};
 use crate::netlink::MacAddress;
@@ -35,7 +36,12 @@ pub trait StateMachine: Debug {
     fn needed_sockets(&self) -> NeededSockets;
     fn handle_timeout(&mut self, now: BootClockTime) -> Vec<ClientAction>;
     /// Handles a received frame or datagram.
-    fn handle_packet(&mut self, now: BootClockTime, source: PacketSource, bytes: &[u8]) -> Vec<ClientAction>;
+    fn handle_packet(
+        &mut self,
+        now: BootClockTime,
+        source: PacketSource,
+        bytes: &[u8],
+    ) -> Vec<ClientAction>;
     /// The release of the lease, or of the address that the server may have assigned already.
     fn release_message(&mut self) -> Option<ReleaseMessage>;
     /// The Ethernet address of the interface, which a chained plugin may change.
@@ -66,7 +72,10 @@ impl<P: DhcpProtocol> ClientState<P> {
             ClientState::Declining(binding) => Some(ExchangeStep::Decline(binding)),
             ClientState::Renewing(lease) => Some(ExchangeStep::Renew(lease)),
             ClientState::Rebinding(lease) => Some(ExchangeStep::Rebind(lease)),
-            ClientState::Init | ClientState::Probing(..) | ClientState::Bound(_) | ClientState::Ended => None,
+            ClientState::Init
+            | ClientState::Probing(..)
+            | ClientState::Bound(_)
+            | ClientState::Ended => None,
         }
     }
 
@@ -74,7 +83,9 @@ impl<P: DhcpProtocol> ClientState<P> {
     fn lease_in_use(&self) -> Option<&P::Lease> {
         match self {
             ClientState::Requesting { held, .. } => held.as_ref(),
-            ClientState::Bound(lease) | ClientState::Renewing(lease) | ClientState::Rebinding(lease) => Some(lease),
+            ClientState::Bound(lease)
+            | ClientState::Renewing(lease)
+            | ClientState::Rebinding(lease) => Some(lease),
             _ => None,
         }
     }
@@ -103,7 +114,12 @@ pub struct ClientMachine<P: DhcpProtocol> {
 impl<P: DhcpProtocol> ClientMachine<P> {
     /// A client that starts at `now` and fails at `limit`. The random delay of RFC 9915 section 18.2.1 is not needed:
     /// the kernel has delayed the link-local address already.
-    pub fn new(client: P, now: BootClockTime, limit: BootClockTime, random: RandomGenerator) -> ClientMachine<P> {
+    pub fn new(
+        client: P,
+        now: BootClockTime,
+        limit: BootClockTime,
+        random: RandomGenerator,
+    ) -> ClientMachine<P> {
         ClientMachine {
             client,
             state: ClientState::Init,
@@ -138,9 +154,15 @@ impl<P: DhcpProtocol> ClientMachine<P> {
     }
 
     /// Handles a message from the Ethernet address `from`, which is unknown for UDP.
-    fn on_message(&mut self, now: BootClockTime, message: &P::Message, from: Option<MacAddress>) -> Vec<ClientAction> {
+    fn on_message(
+        &mut self,
+        now: BootClockTime,
+        message: &P::Message,
+        from: Option<MacAddress>,
+    ) -> Vec<ClientAction> {
         if let Some(step) = self.state.pending_step()
-            && let Some(answer) = self.client.interpret_reply(&step, &self.exchange, message, from, &mut self.random)
+            && let Some(answer) =
+                self.client.interpret_reply(&step, &self.exchange, message, from, &mut self.random)
         {
             self.on_reply(now, answer);
         }
@@ -167,7 +189,10 @@ impl<P: DhcpProtocol> ClientMachine<P> {
             (_, ServerReply::Lease(lease)) => self.bind_lease(lease),
             (ClientState::Declining(_), ServerReply::Declined) => self.restart_after_decline(now),
             // A server that has lost its leases may assign the same address again (RFC 9915, section 18.2.10.1).
-            (ClientState::Renewing(lease) | ClientState::Rebinding(lease), ServerReply::NoBinding(binding)) => {
+            (
+                ClientState::Renewing(lease) | ClientState::Rebinding(lease),
+                ServerReply::NoBinding(binding),
+            ) => {
                 self.push_note("the server does not know the lease; it is requested again");
                 self.request_binding(now, binding, Some(lease));
             }
@@ -313,7 +338,8 @@ impl<P: DhcpProtocol> StateMachine for ClientMachine<P> {
         if now < self.next_deadline() {
             return Vec::new();
         }
-        let expired = self.state.lease_in_use().is_some_and(|lease| now >= P::lease_timers(lease).expires);
+        let expired =
+            self.state.lease_in_use().is_some_and(|lease| now >= P::lease_timers(lease).expires);
         match mem::replace(&mut self.state, ClientState::Ended) {
             _ if expired => {
                 self.actions.push(ClientAction::Lost("the lease has expired"));
@@ -330,7 +356,9 @@ impl<P: DhcpProtocol> StateMachine for ClientMachine<P> {
             ClientState::Declining(_) if self.exchange.sent >= P::DECLINES => {
                 self.restart_after_decline(now);
             }
-            ClientState::Bound(lease) | ClientState::Renewing(lease) if now >= P::lease_timers(&lease).rebind => {
+            ClientState::Bound(lease) | ClientState::Renewing(lease)
+                if now >= P::lease_timers(&lease).rebind =>
+            {
                 self.begin_exchange(now, ClientState::Rebinding(lease));
             }
             ClientState::Bound(lease) => self.begin_exchange(now, ClientState::Renewing(lease)),
@@ -339,9 +367,16 @@ impl<P: DhcpProtocol> StateMachine for ClientMachine<P> {
         mem::take(&mut self.actions)
     }
 
-    fn handle_packet(&mut self, now: BootClockTime, source: PacketSource, bytes: &[u8]) -> Vec<ClientAction> {
+    fn handle_packet(
+        &mut self,
+        now: BootClockTime,
+        source: PacketSource,
+        bytes: &[u8],
+    ) -> Vec<ClientAction> {
         match (source, &self.state) {
-            (PacketSource::Neighbours, ClientState::Probing(lease, _)) if self.client.is_conflict(bytes, lease) => {
+            (PacketSource::Neighbours, ClientState::Probing(lease, _))
+                if self.client.is_conflict(bytes, lease) =>
+            {
                 self.on_conflict(now)
             }
             (PacketSource::Neighbours, _) => Vec::new(),

@@ -138,7 +138,11 @@ pub trait DhcpProtocol: Debug + Sized {
     fn leased_address(lease: &Self::Lease) -> IpAddr;
     fn lease_timers(lease: &Self::Lease) -> LeaseTimers;
     /// A message to be sent at `exchange.asked`.
-    fn build_message(&self, step: &ExchangeStep<'_, Self>, exchange: &MessageExchange) -> ClientAction;
+    fn build_message(
+        &self,
+        step: &ExchangeStep<'_, Self>,
+        exchange: &MessageExchange,
+    ) -> ClientAction;
     /// The timeout of that message.
     fn message_timeout(
         &self,
@@ -149,7 +153,10 @@ pub trait DhcpProtocol: Debug + Sized {
     /// The release of an address, with this transaction ID.
     fn build_release(&self, binding: &Self::Binding, xid: u32) -> ReleaseMessage;
     /// Decodes a server's message, with its source Ethernet address if known.
-    fn decode_message(source: PacketSource, bytes: &[u8]) -> Option<(Self::Message, Option<MacAddress>)>;
+    fn decode_message(
+        source: PacketSource,
+        bytes: &[u8],
+    ) -> Option<(Self::Message, Option<MacAddress>)>;
     /// The meaning of a message from the Ethernet address `from`; `None` if it is not a reply to the last message of
     /// the exchange, which was that of `step`.
     fn interpret_reply(

@@ -51,10 +51,12 @@ pub fn encode_udp(ends: &FrameAddresses, payload: &[u8]) -> Vec<u8> {
     frame.extend(payload);
     // The checksum covers a pseudo header: both addresses, the protocol and the length.
     let pseudo = [&ends.src.octets()[..], &ends.dst.octets(), &[0, PROTOCOL_UDP]].concat();
-    let sum = match internet_checksum(&[&pseudo, &frame[start + 4..start + 6], &frame[start..]].concat()) {
-        0 => 0xffff,
-        sum => sum,
-    };
+    let sum =
+        match internet_checksum(&[&pseudo, &frame[start + 4..start + 6], &frame[start..]].concat())
+        {
+            0 => 0xffff,
+            sum => sum,
+        };
     frame[start + 6..start + 8].copy_from_slice(&sum.to_be_bytes());
     frame
 }
@@ -133,7 +135,10 @@ mod tests {
 
     fn sample(payload: &[u8]) -> Vec<u8> {
         let dst = Ipv4Addr::BROADCAST;
-        encode_udp(&FrameAddresses { src_mac: MAC, dst_mac: BROADCAST, src: [10, 0, 0, 5].into(), dst }, payload)
+        encode_udp(
+            &FrameAddresses { src_mac: MAC, dst_mac: BROADCAST, src: [10, 0, 0, 5].into(), dst },
+            payload,
+        )
     }
 
     /// The same frame from a server to a client: the ports exchanged.

@@ -56,7 +56,11 @@ pub struct Dhcp4Binding {
 
 impl From<&Dhcp4Lease> for Dhcp4Binding {
     fn from(lease: &Dhcp4Lease) -> Dhcp4Binding {
-        Dhcp4Binding { address: lease.ip_address(), server: lease.server, server_mac: lease.server_mac }
+        Dhcp4Binding {
+            address: lease.ip_address(),
+            server: lease.server,
+            server_mac: lease.server_mac,
+        }
     }
 }
 
@@ -91,14 +95,17 @@ impl Dhcp4Lease {
     ) -> Result<Dhcp4Lease, Dhcp4AckFlaw> {
         let options = &ack.options;
         let net = validated_net(ack.yiaddr, options)?;
-        let server = option::first_address(options, option::SERVER).ok_or(Dhcp4AckFlaw::NoServer)?;
-        let seconds = |code| option::number_value(options, code).map(u64::from).map(Duration::from_secs);
+        let server =
+            option::first_address(options, option::SERVER).ok_or(Dhcp4AckFlaw::NoServer)?;
+        let seconds =
+            |code| option::number_value(options, code).map(u64::from).map(Duration::from_secs);
         let times = if option::number_value(options, option::LEASE_TIME) == Some(INFINITE) {
             [NEVER; 3]
         } else {
             let time = seconds(option::LEASE_TIME).unwrap_or(DEFAULT_TIME).max(SHORTEST_TIME);
             let sent = seconds(option::RENEWAL).zip(seconds(option::REBINDING));
-            let sensible = sent.filter(|(t1, t2)| *t1 >= Duration::from_secs(1) && t1 < t2 && *t2 < time);
+            let sensible =
+                sent.filter(|(t1, t2)| *t1 >= Duration::from_secs(1) && t1 < t2 && *t2 < time);
             let (t1, t2) = sensible.unwrap_or((time / 2, time / 8 * 7));
             [t1, t2, time]
         };
@@ -132,7 +139,10 @@ impl Dhcp4Lease {
         if let Some(routes) = option::classless_routes(&self.options) {
             return routes
                 .into_iter()
-                .map(|(dst, gw)| ResultRoute { scope: gw.is_unspecified().then_some(ON_LINK), ..via((dst, gw)) })
+                .map(|(dst, gw)| ResultRoute {
+                    scope: gw.is_unspecified().then_some(ON_LINK),
+                    ..via((dst, gw))
+                })
                 .collect();
         }
         let default = gateway.map(|gw| (Ipv4Net::default(), gw));
@@ -213,9 +223,12 @@ mod tests {
 
     #[test]
     fn addresses_that_no_host_can_have_are_refused() {
-        for bad in [[0, 0, 0, 0], [255; 4], [224, 0, 0, 5], [127, 0, 0, 5], [10, 1, 2, 0], [10, 1, 2, 255]] {
+        for bad in
+            [[0, 0, 0, 0], [255; 4], [224, 0, 0, 5], [127, 0, 0, 5], [10, 1, 2, 0], [10, 1, 2, 255]]
+        {
             let message = Dhcp4Message { yiaddr: bad.into(), ..ack(&[]) };
-            let read = Dhcp4Lease::from_ack(&message, MAC, NEVER / 2, &mut RandomGenerator::from_seed(1));
+            let read =
+                Dhcp4Lease::from_ack(&message, MAC, NEVER / 2, &mut RandomGenerator::from_seed(1));
             assert_eq!(read, Err(Dhcp4AckFlaw::BadAddress), "{bad:?}");
         }
         assert_eq!(lease(&[(1, &[255, 0, 255, 0])]), Err(Dhcp4AckFlaw::NoMask));
@@ -227,7 +240,8 @@ mod tests {
     #[test]
     fn a_lease_becomes_an_ipam_result() {
         let gateway: (u8, &[u8]) = (3, &[10, 1, 2, 1, 10, 1, 2, 2]);
-        let result = lease(&[gateway, (6, &[8, 8, 8, 8]), (15, b"example.com")]).unwrap().ipam_result(7);
+        let result =
+            lease(&[gateway, (6, &[8, 8, 8, 8]), (15, b"example.com")]).unwrap().ipam_result(7);
         assert_eq!(result.ips[0].address.to_string(), "10.1.2.9/24");
         assert_eq!(result.ips[0].gateway.unwrap().to_string(), "10.1.2.1");
         assert_eq!((result.routes.len(), result.routes[0].priority), (1, Some(7)));
@@ -237,11 +251,13 @@ mod tests {
 
         let both = [gateway, (33, &[10, 0, 0, 0, 10, 1, 2, 3]), (26, &[5, 0x14])];
         let routes = lease(&both).unwrap().ipam_result(0).routes;
-        let texts: Vec<_> = routes.iter().map(|r| format!("{} {} {:?}", r.dst, r.gw.unwrap(), r.mtu)).collect();
+        let texts: Vec<_> =
+            routes.iter().map(|r| format!("{} {} {:?}", r.dst, r.gw.unwrap(), r.mtu)).collect();
         assert_eq!(texts, ["10.0.0.0/8 10.1.2.3 Some(1300)", "0.0.0.0/0 10.1.2.1 Some(1300)"]);
 
         let classless: (u8, &[u8]) = (121, &[8, 20, 0, 0, 0, 0, 8, 30, 10, 1, 2, 4]);
-        let result = lease(&[gateway, (33, &[10, 0, 0, 0, 10, 1, 2, 3]), classless]).unwrap().ipam_result(0);
+        let result =
+            lease(&[gateway, (33, &[10, 0, 0, 0, 10, 1, 2, 3]), classless]).unwrap().ipam_result(0);
         assert!(result.ips[0].gateway.is_some());
         assert_eq!((result.routes.len(), result.routes[0].scope), (2, Some(253)));
         assert_eq!((result.routes[1].scope, result.routes[1].priority), (None, None));
@@ -256,6 +272,8 @@ mod tests {
         let later = Dhcp4Lease { expires: NEVER, server: Ipv4Addr::LOCALHOST, ..one.clone() };
         assert!(!one.differs_on_link(&later));
         assert!(one.differs_on_link(&lease(&[(3, &[10, 1, 2, 2])]).unwrap()));
-        assert!(one.differs_on_link(&lease(&[(3, &[10, 1, 2, 1]), (1, &[255, 255, 0, 0])]).unwrap()));
+        assert!(
+            one.differs_on_link(&lease(&[(3, &[10, 1, 2, 1]), (1, &[255, 255, 0, 0])]).unwrap())
+        );
     }
 }

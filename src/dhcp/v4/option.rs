@@ -184,11 +184,17 @@ mod tests {
 
     #[test]
     fn classless_static_routes_are_decoded() {
-        let value = [0, 10, 0, 0, 1, 8, 10, 10, 0, 0, 2, 25, 10, 229, 0, 128, 0, 0, 0, 0, 32, 1, 2, 3, 4];
+        let value =
+            [0, 10, 0, 0, 1, 8, 10, 10, 0, 0, 2, 25, 10, 229, 0, 128, 0, 0, 0, 0, 32, 1, 2, 3, 4];
         let all = [&value[..], &[9, 9, 9, 9]].concat();
         let routes = classless_routes(&one(CLASSLESS_ROUTES, &all)).unwrap();
         let texts: Vec<_> = routes.iter().map(|(dst, gw)| format!("{dst} {gw}")).collect();
-        let expected = ["0.0.0.0/0 10.0.0.1", "10.0.0.0/8 10.0.0.2", "10.229.0.128/25 0.0.0.0", "1.2.3.4/32 9.9.9.9"];
+        let expected = [
+            "0.0.0.0/0 10.0.0.1",
+            "10.0.0.0/8 10.0.0.2",
+            "10.229.0.128/25 0.0.0.0",
+            "1.2.3.4/32 9.9.9.9",
+        ];
         assert_eq!(texts, expected);
         for bad in [&[33, 1, 2, 3, 4, 5, 9, 9, 9, 9][..], &[24, 10, 1], &[8, 10, 1, 2, 3], &[255]] {
             assert_eq!(classless_routes(&one(CLASSLESS_ROUTES, bad)), None, "{bad:?}");
@@ -215,7 +221,8 @@ mod tests {
         }
         let many: Vec<u8> = b"\x01a\x00".repeat(500);
         assert_eq!(search_domains(&one(SEARCH, &many)).len(), text::MOST_DOMAINS);
-        let long: Vec<u8> = [[b"\x20".as_slice(), &[b'a'; 32]].concat().repeat(9), vec![0]].concat();
+        let long: Vec<u8> =
+            [[b"\x20".as_slice(), &[b'a'; 32]].concat().repeat(9), vec![0]].concat();
         assert_eq!(search_domains(&one(SEARCH, &long)), [""; 0]);
     }
 

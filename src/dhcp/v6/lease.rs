@@ -90,7 +90,8 @@ impl Dhcp6Lease {
             Some(addr) if addr.valid == 0 => Dhcp6ReplyFlaw::Withdrawn,
             _ => Dhcp6ReplyFlaw::NoAddress,
         })?;
-        let LeaseTimers { renew, rebind, expires } = LeaseTimers::new(asked, lease_times(ia, given), random);
+        let LeaseTimers { renew, rebind, expires } =
+            LeaseTimers::new(asked, lease_times(ia, given), random);
         Ok(Dhcp6Lease {
             address: given.addr,
             server: reply.server.clone(),
@@ -161,13 +162,23 @@ mod tests {
         reply.server = vec![0, 1, 9];
         reply.name_servers = vec![Ipv6Addr::LOCALHOST];
         reply.search = vec!["example.com".to_owned()];
-        Dhcp6Lease::from_reply(&reply, ia, own, Duration::from_secs(100), &mut RandomGenerator::from_seed(3))
+        Dhcp6Lease::from_reply(
+            &reply,
+            ia,
+            own,
+            Duration::from_secs(100),
+            &mut RandomGenerator::from_seed(3),
+        )
     }
 
     #[track_caller]
     fn assert_timers((t1, t2): (u32, u32), (preferred, valid): (u32, u32), expected: [f64; 3]) {
-        let ia =
-            IdentityAssociation { t1, t2, addrs: vec![addr(FIVE, preferred, valid)], ..IdentityAssociation::default() };
+        let ia = IdentityAssociation {
+            t1,
+            t2,
+            addrs: vec![addr(FIVE, preferred, valid)],
+            ..IdentityAssociation::default()
+        };
         let lease = read(&ia, None).unwrap();
         let found = [lease.renew, lease.rebind, lease.expires].map(|t| t.as_secs_f64() - 100.0);
         let fine = found.iter().zip(expected).all(|(f, e)| *f <= e && *f >= e * 0.949);
@@ -187,7 +198,10 @@ mod tests {
 
     #[test]
     fn a_lease_without_an_end_is_not_renewed() {
-        let ia = IdentityAssociation { addrs: vec![addr(FIVE, INFINITE, INFINITE)], ..IdentityAssociation::default() };
+        let ia = IdentityAssociation {
+            addrs: vec![addr(FIVE, INFINITE, INFINITE)],
+            ..IdentityAssociation::default()
+        };
         let lease = read(&ia, None).unwrap();
         assert_eq!((lease.renew, lease.rebind, lease.expires), (NEVER, NEVER, NEVER));
         let told = IdentityAssociation { t1: INFINITE, t2: INFINITE, ..ia };
@@ -197,8 +211,10 @@ mod tests {
     #[test]
     fn addresses_that_no_host_can_have_are_refused() {
         for bad in ["::", "::1", "ff02::1", "fe80::5", "::ffff:10.0.0.1"] {
-            let ia =
-                IdentityAssociation { addrs: vec![addr(bad.parse().unwrap(), 1, 2)], ..IdentityAssociation::default() };
+            let ia = IdentityAssociation {
+                addrs: vec![addr(bad.parse().unwrap(), 1, 2)],
+                ..IdentityAssociation::default()
+            };
             assert_eq!(read(&ia, None), Err(Dhcp6ReplyFlaw::NoAddress), "{bad}");
         }
         let other = "2001:db8::6".parse().unwrap();
@@ -207,19 +223,26 @@ mod tests {
         let several = vec![addr(FIVE, 0, 0), addr(FIVE, 9, 8), refused, addr(other, 5, 5)];
         let ia = IdentityAssociation { addrs: several, ..IdentityAssociation::default() };
         assert_eq!(read(&ia, Some(FIVE)).unwrap().address, other);
-        let two =
-            IdentityAssociation { addrs: vec![addr(other, 5, 5), addr(FIVE, 5, 5)], ..IdentityAssociation::default() };
+        let two = IdentityAssociation {
+            addrs: vec![addr(other, 5, 5), addr(FIVE, 5, 5)],
+            ..IdentityAssociation::default()
+        };
         assert_eq!(read(&two, Some(FIVE)).unwrap().address, FIVE);
         assert_eq!(read(&two, None).unwrap().address, other);
-        let withdrawn = IdentityAssociation { addrs: vec![addr(FIVE, 0, 0)], ..IdentityAssociation::default() };
+        let withdrawn =
+            IdentityAssociation { addrs: vec![addr(FIVE, 0, 0)], ..IdentityAssociation::default() };
         assert_eq!(read(&withdrawn, Some(FIVE)), Err(Dhcp6ReplyFlaw::Withdrawn));
         assert_eq!(read(&withdrawn, None), Err(Dhcp6ReplyFlaw::NoAddress));
-        assert_eq!(read(&IdentityAssociation { t1: 9, t2: 8, ..two }, None), Err(Dhcp6ReplyFlaw::BadTimes));
+        assert_eq!(
+            read(&IdentityAssociation { t1: 9, t2: 8, ..two }, None),
+            Err(Dhcp6ReplyFlaw::BadTimes)
+        );
     }
 
     #[test]
     fn a_lease_becomes_an_ipam_result() {
-        let ia = IdentityAssociation { addrs: vec![addr(FIVE, 5, 5)], ..IdentityAssociation::default() };
+        let ia =
+            IdentityAssociation { addrs: vec![addr(FIVE, 5, 5)], ..IdentityAssociation::default() };
         let lease = read(&ia, None).unwrap();
         let result = lease.ipam_result();
         assert_eq!(result.ips[0].address.to_string(), "2001:db8::5/128");

@@ -117,7 +117,8 @@ pub mod status {
     /// The address is not appropriate to the link.
     pub const NOT_ON_LINK: u16 = 4;
     /// The names of all codes.
-    pub const NAMES: [&str; 6] = ["Success", "UnspecFail", "NoAddrsAvail", "NoBinding", "NotOnLink", "UseMulticast"];
+    pub const NAMES: [&str; 6] =
+        ["Success", "UnspecFail", "NoAddrsAvail", "NoBinding", "NotOnLink", "UseMulticast"];
 }
 
 impl Dhcp6Status {
@@ -128,7 +129,10 @@ impl Dhcp6Status {
 
     fn decode(value: &[u8]) -> Option<Dhcp6Status> {
         let (code, sentence) = value.split_first_chunk()?;
-        Some(Dhcp6Status { code: u16::from_be_bytes(*code), sentence: text::printable_text(sentence) })
+        Some(Dhcp6Status {
+            code: u16::from_be_bytes(*code),
+            sentence: text::printable_text(sentence),
+        })
     }
 }
 
@@ -149,7 +153,12 @@ impl IdentityAssociation {
             iaid,
             addrs: addr
                 .into_iter()
-                .map(|addr| AssociationAddress { addr, preferred: 0, valid: 0, status: Dhcp6Status::default() })
+                .map(|addr| AssociationAddress {
+                    addr,
+                    preferred: 0,
+                    valid: 0,
+                    status: Dhcp6Status::default(),
+                })
                 .collect(),
             ..IdentityAssociation::default()
         }
@@ -183,7 +192,8 @@ impl AssociationAddress {
         let (addr, rest) = value.split_first_chunk::<16>()?;
         let ([preferred, valid], rest) = split_numbers(rest)?;
         let mut status = Dhcp6Status::default();
-        for (_, value) in decode_options(rest)?.into_iter().filter(|(code, _)| *code == STATUS_CODE) {
+        for (_, value) in decode_options(rest)?.into_iter().filter(|(code, _)| *code == STATUS_CODE)
+        {
             status = Dhcp6Status::decode(value)?;
         }
         Some(AssociationAddress { addr: Ipv6Addr::from(*addr), preferred, valid, status })
@@ -339,7 +349,10 @@ mod tests {
             &[0, 6, 0, 6, 0, 23, 0, 24, 0, 82],
         ];
         assert_eq!(message.encode(), expected.concat());
-        let address_removed = Dhcp6Message { client: vec![1, 2, 3], ..Dhcp6Message::new(Dhcp6MessageKind::Solicit, 1) };
+        let address_removed = Dhcp6Message {
+            client: vec![1, 2, 3],
+            ..Dhcp6Message::new(Dhcp6MessageKind::Solicit, 1)
+        };
         assert_eq!(address_removed.encode(), [1, 0, 0, 1, 0, 1, 0, 3, 1, 2, 3, 0, 8, 0, 2, 0, 0]);
     }
 
@@ -354,7 +367,12 @@ mod tests {
         let [ia] = &message.ias[..] else { panic!("{:?}", message.ias) };
         assert_eq!((ia.iaid, ia.t1, ia.t2), (7, 50, 80));
         assert_eq!(ia.status.to_string(), "NoAddrsAvail (none left)");
-        let addr = AssociationAddress { addr: ADDR, preferred: 100, valid: 200, status: Dhcp6Status::default() };
+        let addr = AssociationAddress {
+            addr: ADDR,
+            preferred: 100,
+            valid: 200,
+            status: Dhcp6Status::default(),
+        };
         assert_eq!(ia.addrs, [addr]);
     }
 

@@ -26,7 +26,8 @@ pub fn probe_frame(mac: MacAddress, addr: Ipv6Addr) -> Vec<u8> {
     let octets = addr.octets();
     let [.., a, b, c] = octets;
     // The solicited-node multicast address (RFC 4291, section 2.7.1).
-    let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), u16::from_be_bytes([b, c]));
+    let group =
+        Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), u16::from_be_bytes([b, c]));
     let mut frame = [&[0x33, 0x33, 0xff, a, b, c][..], &mac.0, &TYPE_IPV6].concat();
     frame.extend([0x60, 0, 0, 0, 0, LENGTH, ICMPV6, HOP_LIMIT]);
     frame.extend(Ipv6Addr::UNSPECIFIED.octets());

@@ -52,7 +52,11 @@ impl RetransmitTimeouts {
         RetransmitTimeouts { first, most: REN_MAX_RT, full: false }
     }
 
-    pub fn next_timeout(&self, exchange: &MessageExchange, random: &mut RandomGenerator) -> Duration {
+    pub fn next_timeout(
+        &self,
+        exchange: &MessageExchange,
+        random: &mut RandomGenerator,
+    ) -> Duration {
         let (mean, tenth) = match exchange.wait.saturating_mul(2) {
             _ if exchange.sent == 0 => (self.first, self.first / 10),
             doubled if doubled > self.most => (self.most, self.most / 10),
@@ -102,7 +106,8 @@ mod tests {
         for _ in 0..50 {
             let mut random = RandomGenerator::default();
             let exchange = MessageExchange::begin_at(SECOND, 1);
-            let wait = RetransmitTimeouts::for_solicit(&timing, None).next_timeout(&exchange, &mut random);
+            let wait =
+                RetransmitTimeouts::for_solicit(&timing, None).next_timeout(&exchange, &mut random);
             let exchange = exchange.after_sending(SECOND, wait);
             assert!(exchange.asked + exchange.wait >= 2 * SECOND, "{exchange:?}");
         }
@@ -117,7 +122,11 @@ mod tests {
         let long = ClientTiming { first: 90 * SECOND, most: 90_000 * SECOND, probe: SECOND };
         assert_eq!(RetransmitTimeouts::for_solicit(&long, None).first, SECOND);
         assert_eq!(RetransmitTimeouts::for_solicit(&long, None).most, 3600 * SECOND);
-        assert_eq!(RetransmitTimeouts::for_solicit(&short, Some(120)).most, 120 * SECOND, "the limit of the server");
+        assert_eq!(
+            RetransmitTimeouts::for_solicit(&short, Some(120)).most,
+            120 * SECOND,
+            "the limit of the server"
+        );
         for nonsense in [0, 59, 86_401, u32::MAX] {
             assert_eq!(RetransmitTimeouts::for_solicit(&short, Some(nonsense)).most, 2 * SECOND);
         }

@@ -147,7 +147,10 @@ fn a_clsact_qdisc_of_another_program_stays() {
     assert_eq!(find_guard(&netlink, &end).unwrap(), Some(always(DROP)));
     remove_guard(&netlink, &end).unwrap();
     assert_eq!(find_guard(&netlink, &end).unwrap(), None);
-    assert_eq!(netlink.find_qdisc(end.index, QdiscHook::Ingress).unwrap().unwrap().qdisc, Qdisc::Clsact);
+    assert_eq!(
+        netlink.find_qdisc(end.index, QdiscHook::Ingress).unwrap().unwrap().qdisc,
+        Qdisc::Clsact
+    );
 }
 
 #[test]
@@ -158,7 +161,10 @@ fn a_guard_outlives_the_device_of_a_redirect() {
         redirect::add(&netlink, &end, &device).unwrap();
         put_guard(&netlink, &end, always(program), SINK).unwrap();
         keep_without_redirect(&netlink, &end, || {
-            assert_eq!(priorities(&netlink, &end, redirect::INGRESS), named(&[("u32", 1), ("bpf", 2)]));
+            assert_eq!(
+                priorities(&netlink, &end, redirect::INGRESS),
+                named(&[("u32", 1), ("bpf", 2)])
+            );
             redirect::remove(&netlink, &end, &[device.index])
         })
         .unwrap();
@@ -179,6 +185,7 @@ fn a_guard_stays_where_a_redirect_stays_or_is_behind_it() {
     redirect::remove(&netlink, &end, &[device.index]).unwrap();
     put_guard(&netlink, &end, always(DROP), SINK).unwrap();
     redirect::add(&netlink, &end, &device).unwrap();
-    keep_without_redirect(&netlink, &end, || redirect::remove(&netlink, &end, &[device.index])).unwrap();
+    keep_without_redirect(&netlink, &end, || redirect::remove(&netlink, &end, &[device.index]))
+        .unwrap();
     assert_eq!(priorities(&netlink, &end, redirect::INGRESS), named(&[("bpf", 1)]));
 }

@@ -72,7 +72,9 @@ fn a_lease_that_loses_its_text_within_a_boot_is_written_again() {
     // The entries stay valid, also in a new journal.
     scene.write("10.0.0.9", "container9\r\neth0");
     drop(scene.open());
-    for line in text.lines().filter(|line| line.contains(" 10.0.0.2 ") || line.contains(" 10.0.0.3 ")) {
+    for line in
+        text.lines().filter(|line| line.contains(" 10.0.0.2 ") || line.contains(" 10.0.0.3 "))
+    {
         assert!(scene.text().contains(line), "{line}: {}", scene.text());
     }
     lose_text(&scene, "10.0.0.2", 0);

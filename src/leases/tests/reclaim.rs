@@ -76,7 +76,10 @@ fn a_call_with_a_wrong_clock_loses_no_proof() {
     for boot in ["next", "third"] {
         BOOT_START.set(Some(0));
         assert_eq!(reclaimed(&scene, boot), [], "made after the start of this boot, by the clock");
-        assert!(scene.open_in_boot(boot).reserve_address(ip("10.0.0.3"), owner(2), None).unwrap() == (boot == "next"));
+        assert!(
+            scene.open_in_boot(boot).reserve_address(ip("10.0.0.3"), owner(2), None).unwrap()
+                == (boot == "next")
+        );
     }
     let text = scene.text();
     let boots = text.lines().filter(|line| line.starts_with("boot"));
@@ -90,10 +93,14 @@ fn a_call_with_a_wrong_clock_loses_no_proof() {
 
 #[test]
 fn an_entry_whose_boot_cannot_be_read_is_in_doubt() {
-    for (line, damaged) in [("\nboot 1 machine this-boot .", "\nboot 1 machi"), ("\nboot 1 machine this-boot .", "")] {
+    for (line, damaged) in
+        [("\nboot 1 machine this-boot .", "\nboot 1 machi"), ("\nboot 1 machine this-boot .", "")]
+    {
         let scene = Scene::new();
         scene.reserve("10.0.0.2", owner(1));
-        assert!(scene.open_in_boot("third").reserve_address(ip("10.0.0.3"), owner(2), None).unwrap());
+        assert!(
+            scene.open_in_boot("third").reserve_address(ip("10.0.0.3"), owner(2), None).unwrap()
+        );
         let text = scene.text();
         assert_eq!(text.matches(line).count(), 1, "{text}");
         fs::write(scene.journal_file(), text.replacen(line, damaged, 1)).unwrap();
@@ -110,7 +117,8 @@ fn a_journal_of_an_earlier_build_ends_no_lease() {
         scene.attach(&format!("10.0.0.{n}"), owner(n), gone_end());
     }
     let id = netns::current_id().unwrap();
-    let mut text = scene.text().replace(&format!("{id}:9999:own:9999:2"), &format!("{id}:9999:own"));
+    let mut text =
+        scene.text().replace(&format!("{id}:9999:own:9999:2"), &format!("{id}:9999:own"));
     let old = |text: &str, n: usize, word: &str| {
         let line = text.lines().find(|line| line.contains(&format!(" 10.0.0.{n} "))).unwrap();
         text.replace(line, &line.replace(" this .", word))
@@ -120,7 +128,8 @@ fn a_journal_of_an_earlier_build_ends_no_lease() {
     fs::write(scene.journal_file(), text).unwrap();
     assert_eq!(reclaimed(&scene, BOOT), []);
     assert_eq!(scene.owned(owner(3)), ips(&["10.0.0.3"]));
-    let doubts = [UnknownBecause::Moved(9999), UnknownBecause::OtherBoot, UnknownBecause::OtherBoot];
+    let doubts =
+        [UnknownBecause::Moved(9999), UnknownBecause::OtherBoot, UnknownBecause::OtherBoot];
     for (n, doubt) in (2..5).zip(doubts) {
         assert_eq!(life_of(&scene, &format!("10.0.0.{n}")), Liveness::Unknown(doubt));
     }
@@ -148,7 +157,10 @@ fn leases_of_another_machine_are_kept_as_uncertain() {
     on("one");
     let gone = [(ip("10.0.0.2"), EndedBy::EarlierBoot)];
     assert_eq!(reclaimed(&scene, "one-b"), gone, "the other may have been made on either machine");
-    assert_eq!(scene.open_in_boot("one-b").release_attachment(owner(2)).unwrap(), ips(&["10.0.0.3"]));
+    assert_eq!(
+        scene.open_in_boot("one-b").release_attachment(owner(2)).unwrap(),
+        ips(&["10.0.0.3"])
+    );
 }
 
 #[test]
@@ -163,7 +175,11 @@ fn a_new_lease_is_not_mistaken_for_the_recorded_one() {
         scene.write("10.0.0.2", again);
         let file = fs::File::options().write(true).open(scene.path("10.0.0.2")).unwrap();
         file.set_modified(later).unwrap();
-        assert_eq!(reclaimed(&scene, "next"), [(ip("10.0.0.3"), EndedBy::EarlierBoot)], "{again:?}");
+        assert_eq!(
+            reclaimed(&scene, "next"),
+            [(ip("10.0.0.3"), EndedBy::EarlierBoot)],
+            "{again:?}"
+        );
         fs::remove_file(scene.path("10.0.0.2")).unwrap();
         fs::remove_dir_all(scene.path(".cnibox")).unwrap();
     }
@@ -208,15 +224,27 @@ fn a_host_end_that_was_moved_is_not_gone() {
         }
         host.change_link(end.index, LinkChange::new().move_to_netns(router.as_fd())).unwrap();
         let doubt = Liveness::Unknown(UnknownBecause::Moved(end.index));
-        assert_eq!((life(&scene), reclaimed(&scene, BOOT)), (doubt, vec![]), "index taken: {is_index_taken}");
+        assert_eq!(
+            (life(&scene), reclaimed(&scene, BOOT)),
+            (doubt, vec![]),
+            "index taken: {is_index_taken}"
+        );
         // Another link has the index.
         host.add_link(&NewLink::new("other1", LinkKind::Ifb).with_index(end.index)).unwrap();
-        assert_eq!((life(&scene), reclaimed(&scene, BOOT)), (doubt, vec![]), "index taken: {is_index_taken}");
+        assert_eq!(
+            (life(&scene), reclaimed(&scene, BOOT)),
+            (doubt, vec![]),
+            "index taken: {is_index_taken}"
+        );
         let moved = there.require_link("veth1").unwrap();
         assert_eq!(moved.index != end.index, is_index_taken);
         host.delete_link("other1").unwrap();
         assert!(there.delete_link("veth1").unwrap());
-        assert_eq!(reclaimed(&scene, BOOT), [(ip("192.0.2.2"), EndedBy::HostEnd)], "index taken: {is_index_taken}");
+        assert_eq!(
+            reclaimed(&scene, BOOT),
+            [(ip("192.0.2.2"), EndedBy::HostEnd)],
+            "index taken: {is_index_taken}"
+        );
     }
 }
 
@@ -248,7 +276,10 @@ fn the_next_container_does_not_keep_the_lease_of_the_dead() {
     let router = Netns::create_unnamed().unwrap();
     host.change_link(next.index, LinkChange::new().move_to_netns(router.as_fd())).unwrap();
     assert_eq!(lease(of_next), Liveness::Unknown(UnknownBecause::Moved(former.index)));
-    assert_eq!(lease(HostVeth { peer: None, ..former }), Liveness::Unknown(UnknownBecause::Moved(former.index)));
+    assert_eq!(
+        lease(HostVeth { peer: None, ..former }),
+        Liveness::Unknown(UnknownBecause::Moved(former.index))
+    );
 }
 
 #[test]
@@ -284,7 +315,10 @@ fn listing_reports_dead_owners_and_changes_nothing() {
     isolate_test_thread();
     let scene = Scene::new();
     let ns = Netns::create_unnamed().unwrap();
-    assert!(listing(&scene, "none").taken_addresses().is_empty() && !scene.root.path().join("none").exists());
+    assert!(
+        listing(&scene, "none").taken_addresses().is_empty()
+            && !scene.root.path().join("none").exists()
+    );
     for (address, n, end) in [("192.0.2.2", 1, pair(1, &ns)), ("192.0.2.3", 2, gone_end())] {
         let store = LeaseStore::open_existing(scene.root.path(), NETWORK, LeaseOptions::default());
         assert!(store.unwrap().unwrap().reserve_address(ip(address), owner(n), Some(end)).unwrap());
@@ -297,7 +331,10 @@ fn listing_reports_dead_owners_and_changes_nothing() {
     let lives: Vec<_> = statuses.iter().map(|status| status.liveness).collect();
     let doubt = Liveness::Unknown(UnknownBecause::NoHostEnd);
     assert_eq!(lives, [Liveness::Alive, Liveness::Gone(EndedBy::HostEnd), doubt]);
-    assert_eq!(listing.unavailable_addresses(), HashSet::from_iter(ips(&["192.0.2.2", "192.0.2.4"])));
+    assert_eq!(
+        listing.unavailable_addresses(),
+        HashSet::from_iter(ips(&["192.0.2.2", "192.0.2.4"]))
+    );
     assert_eq!(fs::metadata(&scene.dir).unwrap().mtime_nsec(), before);
 }
 
@@ -327,7 +364,11 @@ fn freed_addresses_are_quarantined() {
         scene.write("10.0.1.2", "container9\r\neth0");
         assert_eq!(open("next", long).quarantined_addresses().len(), 1);
         fs::remove_file(scene.path("10.0.1.2")).unwrap();
-        assert_eq!(open("next", long).quarantined_addresses().len(), 2, "what the reference frees, too");
+        assert_eq!(
+            open("next", long).quarantined_addresses().len(),
+            2,
+            "what the reference frees, too"
+        );
     }
     fs::write(scene.journal_file(), scene.text().replace(" .", "")).unwrap();
     assert!(open(BOOT, terms).quarantined_addresses().is_empty(), "lines that were cut short");

@@ -155,7 +155,8 @@ fn leases_are_found_wherever_their_lines_are() {
     let id = |n: usize| format!("{n:x}{}", "f".repeat(n % 90));
     for count in [0, 1, 2, 40, 1500] {
         let scene = Scene::new();
-        let address = |n: usize| Ipv4Addr::from_bits(0x0a00_0000 + u32::try_from(n).unwrap()).to_string();
+        let address =
+            |n: usize| Ipv4Addr::from_bits(0x0a00_0000 + u32::try_from(n).unwrap()).to_string();
         for n in 0..count {
             scene.write(&address(n), format!("{}\r\neth{}", id(n), n % 3));
         }
@@ -164,10 +165,17 @@ fn leases_are_found_wherever_their_lines_are() {
             let (id, ifname) = (id(n), format!("eth{}", n % 3));
             let wanted = if n < count { vec![ip(&address(n))] } else { vec![] };
             let find = || scene.owned(AttachmentId { network: NETWORK, ifname: &ifname, id: &id });
-            assert_eq!(reads(|| assert_eq!(find(), wanted, "{n} of {count}")), wanted.len(), "{n} of {count}");
+            assert_eq!(
+                reads(|| assert_eq!(find(), wanted, "{n} of {count}")),
+                wanted.len(),
+                "{n} of {count}"
+            );
         }
         for odd in ["-", "00", "zzz", &"f".repeat(3000), &"f".repeat(30_000)] {
-            assert_eq!(scene.owned(AttachmentId { network: NETWORK, ifname: "eth0", id: odd }), ips(&[]));
+            assert_eq!(
+                scene.owned(AttachmentId { network: NETWORK, ifname: "eth0", id: odd }),
+                ips(&[])
+            );
         }
     }
     // More leases of one container than a search reads, among others.

@@ -84,7 +84,11 @@ impl AllowedTraffic {
 
     /// All traffic to the networks, which may overlap.
     pub fn to_networks(nets: &[IpNet]) -> AllowedTraffic {
-        let inside = Entry { networks: nets.to_vec(), services: vec![ServiceRange::ALL], verdict: Verdict::Allow };
+        let inside = Entry {
+            networks: nets.to_vec(),
+            services: vec![ServiceRange::ALL],
+            verdict: Verdict::Allow,
+        };
         flatten(&[inside], Verdict::Deny)
     }
 
@@ -110,7 +114,10 @@ impl AllowedTraffic {
                 bytes.extend([first.to_be_bytes(), last.to_be_bytes()].as_flattened());
                 bytes.extend((services.len() as u64).to_be_bytes());
                 bytes.extend(
-                    services.iter().flat_map(|service| [service.first, service.last].map(u32::to_be_bytes)).flatten(),
+                    services
+                        .iter()
+                        .flat_map(|service| [service.first, service.last].map(u32::to_be_bytes))
+                        .flatten(),
                 );
             }
         }
@@ -155,8 +162,12 @@ impl NetworkServices {
     /// The services that are allowed in the network, given those that are allowed around it. The entries of the network
     /// decide the services that they name, and denials go first.
     fn allowed_within(self, around: &[ServiceRange]) -> Vec<ServiceRange> {
-        let allowed = combine_services(around, &merge_services(self.allowed), |around, allowed| around || allowed);
-        combine_services(&allowed, &merge_services(self.denied), |allowed, denied| allowed && !denied)
+        let allowed = combine_services(around, &merge_services(self.allowed), |around, allowed| {
+            around || allowed
+        });
+        combine_services(&allowed, &merge_services(self.denied), |allowed, denied| {
+            allowed && !denied
+        })
     }
 }
 
@@ -197,9 +208,14 @@ fn resolve_networks(
     ranges: &mut Vec<AllowedRange>,
 ) {
     let AllowedRange { first: mut next, last: end, services: allowed } = around;
-    while let Some(((first, Reverse(last)), services)) = networks.next_if(|((first, _), _)| *first <= end) {
+    while let Some(((first, Reverse(last)), services)) =
+        networks.next_if(|((first, _), _)| *first <= end)
+    {
         if next < first {
-            push_range(ranges, AllowedRange { first: next, last: first - 1, services: allowed.clone() });
+            push_range(
+                ranges,
+                AllowedRange { first: next, last: first - 1, services: allowed.clone() },
+            );
         }
         let within = AllowedRange { first, last, services: services.allowed_within(&allowed) };
         resolve_networks(networks, within, ranges);
@@ -217,20 +233,28 @@ fn resolve_networks(
 fn push_range(ranges: &mut Vec<AllowedRange>, range: AllowedRange) {
     match ranges.last_mut() {
         _ if range.services.is_empty() => {}
-        Some(before) if before.last + 1 == range.first && before.services == range.services => before.last = range.last,
+        Some(before) if before.last + 1 == range.first && before.services == range.services => {
+            before.last = range.last;
+        }
         _ => ranges.push(range),
     }
 }
 
-fn combine_ranges(ours: &[AllowedRange], theirs: &[AllowedRange], is_allowed: Operation) -> Vec<AllowedRange> {
-    let ends = ours.iter().chain(theirs).flat_map(|range| [Some(range.first), range.last.checked_add(1)]);
+fn combine_ranges(
+    ours: &[AllowedRange],
+    theirs: &[AllowedRange],
+    is_allowed: Operation,
+) -> Vec<AllowedRange> {
+    let ends =
+        ours.iter().chain(theirs).flat_map(|range| [Some(range.first), range.last.checked_add(1)]);
     let mut starts: Vec<u128> = ends.flatten().collect();
     sort_items(&mut starts);
     starts.dedup();
     let mut ranges = Vec::new();
     for (at, &first) in starts.iter().enumerate() {
         let last = starts.get(at + 1).map_or(u128::MAX, |next| next - 1);
-        let services = combine_services(services_at(ours, first), services_at(theirs, first), is_allowed);
+        let services =
+            combine_services(services_at(ours, first), services_at(theirs, first), is_allowed);
         push_range(&mut ranges, AllowedRange { first, last, services });
     }
     ranges
@@ -248,7 +272,9 @@ pub fn merge_services(mut services: Vec<ServiceRange>) -> Vec<ServiceRange> {
     let mut merged: Vec<ServiceRange> = Vec::new();
     for range in services {
         match merged.last_mut() {
-            Some(before) if range.first <= before.last + 1 => before.last = before.last.max(range.last),
+            Some(before) if range.first <= before.last + 1 => {
+                before.last = before.last.max(range.last);
+            }
             _ => merged.push(range),
         }
     }
@@ -256,11 +282,17 @@ pub fn merge_services(mut services: Vec<ServiceRange>) -> Vec<ServiceRange> {
 }
 
 /// A combination of services that [`merge_services`] has merged; merged too.
-pub fn combine_services(ours: &[ServiceRange], theirs: &[ServiceRange], is_allowed: Operation) -> Vec<ServiceRange> {
+pub fn combine_services(
+    ours: &[ServiceRange],
+    theirs: &[ServiceRange],
+    is_allowed: Operation,
+) -> Vec<ServiceRange> {
     if ours == theirs {
         return if is_allowed(true, true) { ours.to_vec() } else { Vec::new() };
     }
-    for (present, absent, alone) in [(ours, theirs, is_allowed(true, false)), (theirs, ours, is_allowed(false, true))] {
+    for (present, absent, alone) in
+        [(ours, theirs, is_allowed(true, false)), (theirs, ours, is_allowed(false, true))]
+    {
         if absent.is_empty() {
             return if alone { present.to_vec() } else { Vec::new() };
         }

@@ -15,9 +15,10 @@ use std::net::IpAddr;
 use nix::libc;
 
 use self::assembler::{
-    ADD, AND, Assembler, COPY_X, IF_AT_LEAST, IF_AT_LEAST_X, IF_BIT, IF_EQUAL, LOAD_BYTE, LOAD_BYTE_AT_X, LOAD_CELL,
-    LOAD_HALF, LOAD_HALF_AT_X, LOAD_LENGTH, LOAD_NUMBER, LOAD_WORD, LOAD_X_CELL, LOAD_X_HEADER_LENGTH, LOAD_X_NUMBER,
-    Label, OR_X, SET_X, SHIFT_LEFT, STORE_CELL, STORE_X_CELL,
+    ADD, AND, Assembler, COPY_X, IF_AT_LEAST, IF_AT_LEAST_X, IF_BIT, IF_EQUAL, LOAD_BYTE,
+    LOAD_BYTE_AT_X, LOAD_CELL, LOAD_HALF, LOAD_HALF_AT_X, LOAD_LENGTH, LOAD_NUMBER, LOAD_WORD,
+    LOAD_X_CELL, LOAD_X_HEADER_LENGTH, LOAD_X_NUMBER, Label, OR_X, SET_X, SHIFT_LEFT, STORE_CELL,
+    STORE_X_CELL,
 };
 use self::search::put_search;
 use super::compile::{AllowedRange, AllowedTraffic, LAST_SERVICE, ServiceRange, address_number};
@@ -119,8 +120,10 @@ pub fn compile_program(policy: &GuardPolicy<'_>) -> Result<Vec<ClassicInstructio
     let program = code.into_program();
     if program.len() > MOST_INSTRUCTIONS {
         let (needed, most) = (program.len(), MOST_INSTRUCTIONS);
-        return Err(Error::config(format!("the egress policy needs a filter of {needed} instructions of {most}"))
-            .with_details("allow fewer networks, or larger networks instead of their parts"));
+        return Err(Error::config(format!(
+            "the egress policy needs a filter of {needed} instructions of {most}"
+        ))
+        .with_details("allow fewer networks, or larger networks instead of their parts"));
     }
     Ok(program)
 }
@@ -152,8 +155,9 @@ impl GuardCompiler<'_> {
         let frames = self.put_frames();
         let policy = self.policy;
         let frames = policy.bridge.map_or(frames, |bridge| {
-            let [to_bridge, to_neighbour] =
-                [0, 1].map(|side| self.code.put_all(&[(LOAD_NUMBER, side), (STORE_CELL, IS_FOR_NEIGHBOUR)], frames));
+            let [to_bridge, to_neighbour] = [0, 1].map(|side| {
+                self.code.put_all(&[(LOAD_NUMBER, side), (STORE_CELL, IS_FOR_NEIGHBOUR)], frames)
+            });
             self.put_if_mac(DESTINATION_MAC, bridge, to_bridge, to_neighbour)
         });
         let untagged = self.put_if(LOAD_WORD, VLAN_TAG_PRESENT, 0, frames, self.drop);
@@ -171,10 +175,13 @@ impl GuardCompiler<'_> {
         let neighbour4 = self.put_lookup(&ADDRESS[..1], &self.policy.neighbours.v4);
         let neighbour6 = self.put_lookup(&ADDRESS, &self.policy.neighbours.v6);
         let (v4, v6) = (self.put_by_side(v4, neighbour4), self.put_by_side(v6, neighbour6));
-        let [neighbour4, neighbour6] = [neighbour4, neighbour6].map(|lookup| self.put_any_service(lookup));
+        let [neighbour4, neighbour6] =
+            [neighbour4, neighbour6].map(|lookup| self.put_any_service(lookup));
         let v6_destination = self.put_load_v6(IPV6_DESTINATION, v6);
-        let v4_destination = self.code.put_all(&[(LOAD_WORD, IPV4_DESTINATION), (STORE_CELL, ADDRESS[0])], v4);
-        let destination = self.put_if(LOAD_HALF, ETHERTYPE, ETHERTYPE_IPV4, v4_destination, v6_destination);
+        let v4_destination =
+            self.code.put_all(&[(LOAD_WORD, IPV4_DESTINATION), (STORE_CELL, ADDRESS[0])], v4);
+        let destination =
+            self.put_if(LOAD_HALF, ETHERTYPE, ETHERTYPE_IPV4, v4_destination, v6_destination);
         let transport = self.put_transport(destination);
         let parts = IpParts { found4, found6, neighbour4, neighbour6, v6_destination, transport };
         let ipv6 = self.put_ipv6(&parts);
@@ -240,7 +247,8 @@ impl GuardCompiler<'_> {
             served,
         );
         let with_ports = self.put_if_long_behind_ip(4, with_ports);
-        let portless = self.code.put_all(&[(STORE_CELL, SERVICE), (STORE_CELL, SOURCE_SERVICE)], served);
+        let portless =
+            self.code.put_all(&[(STORE_CELL, SERVICE), (STORE_CELL, SOURCE_SERVICE)], served);
         let choices = PROTOCOLS_WITH_PORTS.map(|protocol| (protocol << 16, with_ports));
         let kind = self.put_choices(&choices, portless);
         self.code.put_all(&[(STORE_X_CELL, HEADER), (SHIFT_LEFT, 16), (STORE_CELL, PROTOCOL)], kind)
@@ -258,7 +266,12 @@ impl GuardCompiler<'_> {
         let flags = self.code.put_all(&load, flags);
         let tcp = self.put_if_long_behind_ip(14, flags);
         let reply = self.put_if(LOAD_CELL, PROTOCOL, TCP << 16, tcp, self.pass);
-        let served = self.put_services(SOURCE_SERVICE, self.policy.served.iter().copied(), reply, destination);
+        let served = self.put_services(
+            SOURCE_SERVICE,
+            self.policy.served.iter().copied(),
+            reply,
+            destination,
+        );
         self.put_by_side(served, destination)
     }
 
@@ -277,7 +290,9 @@ impl GuardCompiler<'_> {
     }
 
     fn put_ipv6(&mut self, parts: &IpParts) -> Label {
-        let other = self.code.put_all(&[(LOAD_X_NUMBER, IPV6 - ETHERNET), (LOAD_BYTE, 20)], parts.transport);
+        let other = self
+            .code
+            .put_all(&[(LOAD_X_NUMBER, IPV6 - ETHERNET), (LOAD_BYTE, 20)], parts.transport);
         let fragment = self.put_any_service(parts.v6_destination);
         let icmp = self.put_icmpv6(parts, other);
         let listener = self.put_listener_report(other);
@@ -292,11 +307,19 @@ impl GuardCompiler<'_> {
     /// Drops packets from other addresses than the container's.
     fn put_sources_v4(&mut self, next: Label) -> Label {
         let Some(sources) = self.policy.sources else { return next };
-        let mut own: Vec<u128> =
-            sources.iter().filter(|addr| addr.is_ipv4()).map(|addr| address_number(*addr)).collect();
+        let mut own: Vec<u128> = sources
+            .iter()
+            .filter(|addr| addr.is_ipv4())
+            .map(|addr| address_number(*addr))
+            .collect();
         sort_items(&mut own);
         own.dedup();
-        let search = put_search(self.code, &ADDRESS[..1], own.into_iter().map(|addr| (addr, addr, next)), self.drop);
+        let search = put_search(
+            self.code,
+            &ADDRESS[..1],
+            own.into_iter().map(|addr| (addr, addr, next)),
+            self.drop,
+        );
         self.code.put_all(&[(LOAD_WORD, IPV4_SOURCE), (STORE_CELL, ADDRESS[0])], search)
     }
 
@@ -307,9 +330,15 @@ impl GuardCompiler<'_> {
         let mut own: Vec<_> = own.map(|addr| (addr, addr)).chain([(0, 0), LINK_LOCAL]).collect();
         sort_items(&mut own);
         own.dedup();
-        own.retain(|(first, last)| (*first, *last) == LINK_LOCAL || !(LINK_LOCAL.0..=LINK_LOCAL.1).contains(first));
-        let search =
-            put_search(self.code, &ADDRESS, own.into_iter().map(|(first, last)| (first, last, next)), self.drop);
+        own.retain(|(first, last)| {
+            (*first, *last) == LINK_LOCAL || !(LINK_LOCAL.0..=LINK_LOCAL.1).contains(first)
+        });
+        let search = put_search(
+            self.code,
+            &ADDRESS,
+            own.into_iter().map(|(first, last)| (first, last, next)),
+            self.drop,
+        );
         self.put_load_v6(IPV6_SOURCE, search)
     }
 
@@ -329,13 +358,20 @@ impl GuardCompiler<'_> {
     fn put_icmpv6(&mut self, parts: &IpParts, other: Label) -> Label {
         let multicast = self.put_if(LOAD_HALF, IPV6_DESTINATION, LINK_MULTICAST, self.pass, other);
         let neighbour = self.put_neighbour(parts.found6);
-        let serves_all = self.policy.served.iter().any(|range| (range.first..=range.last).contains(&(ICMPV6 << 16)));
-        let unicast = self.put_by_side(if serves_all { self.pass } else { neighbour }, parts.neighbour6);
+        let serves_all = self
+            .policy
+            .served
+            .iter()
+            .any(|range| (range.first..=range.last).contains(&(ICMPV6 << 16)));
+        let unicast =
+            self.put_by_side(if serves_all { self.pass } else { neighbour }, parts.neighbour6);
         let unicast = self.put_load_v6(IPV6_DESTINATION, unicast);
         let solicited = self.put_solicitation(neighbour);
-        let solicitation = self.put_if(LOAD_HALF, IPV6_DESTINATION, LINK_MULTICAST, solicited, unicast);
+        let solicitation =
+            self.put_if(LOAD_HALF, IPV6_DESTINATION, LINK_MULTICAST, solicited, unicast);
         let announced = self.put_by_side(self.pass, self.drop);
-        let advertisement = self.put_if(LOAD_HALF, IPV6_DESTINATION, LINK_MULTICAST, announced, unicast);
+        let advertisement =
+            self.put_if(LOAD_HALF, IPV6_DESTINATION, LINK_MULTICAST, announced, unicast);
         let mut by_type = LISTENER_TYPES.map(|kind| (kind, multicast)).to_vec();
         for (kind, label) in [
             (ROUTER_SOLICITATION, multicast),
@@ -351,9 +387,9 @@ impl GuardCompiler<'_> {
     /// A multicast solicitation: detects a duplicate of an own address, or asks for the MAC of a neighbour.
     fn put_solicitation(&mut self, neighbour: Label) -> Label {
         let target = self.put_load_v6(IPV6 + 8, neighbour);
-        let source = [12, 8, 4, 0]
-            .into_iter()
-            .fold(self.pass, |zero, offset| self.put_if(LOAD_WORD, IPV6_SOURCE + offset, 0, zero, target));
+        let source = [12, 8, 4, 0].into_iter().fold(self.pass, |zero, offset| {
+            self.put_if(LOAD_WORD, IPV6_SOURCE + offset, 0, zero, target)
+        });
         self.put_if_long(SOLICITATION, source)
     }
 
@@ -364,8 +400,10 @@ impl GuardCompiler<'_> {
             IpAddr::V6(addr) => Some(u128::from(*addr)),
         });
         let (first, last) = LINK_LOCAL;
-        let mut ranges: Vec<_> =
-            routers.filter(|addr| !(first..=last).contains(addr)).map(|addr| (addr, addr)).collect();
+        let mut ranges: Vec<_> = routers
+            .filter(|addr| !(first..=last).contains(addr))
+            .map(|addr| (addr, addr))
+            .collect();
         ranges.push(LINK_LOCAL);
         self.put_addresses(&ADDRESS, ranges, allowed)
     }
@@ -377,9 +415,12 @@ impl GuardCompiler<'_> {
         });
         let routers = routers.map(|addr| (addr, addr)).collect();
         let request = self.put_addresses(&ADDRESS[..1], routers, parts.found4);
-        let request = self.code.put_all(&[(LOAD_WORD, ARP_TARGET), (STORE_CELL, ADDRESS[0])], request);
+        let request =
+            self.code.put_all(&[(LOAD_WORD, ARP_TARGET), (STORE_CELL, ADDRESS[0])], request);
         // A reply to the host itself is for the bridge.
-        let reply = self.code.put_all(&[(LOAD_WORD, ARP_TARGET), (STORE_CELL, ADDRESS[0])], parts.neighbour4);
+        let reply = self
+            .code
+            .put_all(&[(LOAD_WORD, ARP_TARGET), (STORE_CELL, ADDRESS[0])], parts.neighbour4);
         let reply = self.put_by_side(self.pass, reply);
         let operation = self.put_choice(LOAD_HALF, 20, &[(1, request), (2, reply)], self.drop);
         let sender = self.put_if_mac(ARP_SENDER_MAC, self.policy.mac, operation, self.drop);
@@ -390,7 +431,12 @@ impl GuardCompiler<'_> {
     }
 
     /// Lets addresses of the ranges pass; `otherwise` judges the rest.
-    fn put_addresses(&mut self, cells: &[u32], mut ranges: Vec<(u128, u128)>, otherwise: Label) -> Label {
+    fn put_addresses(
+        &mut self,
+        cells: &[u32],
+        mut ranges: Vec<(u128, u128)>,
+        otherwise: Label,
+    ) -> Label {
         sort_items(&mut ranges);
         ranges.dedup();
         let ranges = ranges.into_iter().map(|(first, last)| (first, last, self.pass));
@@ -428,7 +474,13 @@ impl GuardCompiler<'_> {
     /// Drops frames with fewer bytes behind the IP header.
     fn put_if_long_behind_ip(&mut self, length: u32, next: Label) -> Label {
         let next = self.code.put_branch(IF_AT_LEAST_X, 0, next, self.drop);
-        let end = [(LOAD_X_CELL, HEADER), (COPY_X, 0), (ADD, ETHERNET + length), (SET_X, 0), (LOAD_LENGTH, 0)];
+        let end = [
+            (LOAD_X_CELL, HEADER),
+            (COPY_X, 0),
+            (ADD, ETHERNET + length),
+            (SET_X, 0),
+            (LOAD_LENGTH, 0),
+        ];
         self.code.put_all(&end, next)
     }
 
@@ -438,13 +490,21 @@ impl GuardCompiler<'_> {
     }
 
     /// Chooses by the value that a load yields.
-    fn put_choice(&mut self, load: u32, k: u32, choices: &[(u32, Label)], otherwise: Label) -> Label {
+    fn put_choice(
+        &mut self,
+        load: u32,
+        k: u32,
+        choices: &[(u32, Label)],
+        otherwise: Label,
+    ) -> Label {
         let choice = self.put_choices(choices, otherwise);
         self.code.put(load, k, choice)
     }
 
     /// Chooses by the accumulator.
     fn put_choices(&mut self, choices: &[(u32, Label)], otherwise: Label) -> Label {
-        choices.iter().fold(otherwise, |no, (value, yes)| self.code.put_branch(IF_EQUAL, *value, *yes, no))
+        choices
+            .iter()
+            .fold(otherwise, |no, (value, yes)| self.code.put_branch(IF_EQUAL, *value, *yes, no))
     }
 }

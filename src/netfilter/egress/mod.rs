@@ -66,7 +66,8 @@ const BROADCAST: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::BROADCAST, 32);
 const MULTICAST: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 4);
 const MULTICAST6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8);
 /// The groups that no router forwards (RFC 4291, section 2.7).
-const LINK_LOCAL_MULTICAST: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0), 16);
+const LINK_LOCAL_MULTICAST: Ipv6Net =
+    Ipv6Net::new_assert(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0), 16);
 const LINK_LOCAL: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
 
 /// A container with a policy: its part of the record.
@@ -123,7 +124,8 @@ impl EgressPart {
     pub fn compile(&self) -> Result<CompiledPolicy> {
         let all = self.policies.iter().map(|policy| policy.compile(&self.on_link));
         let all: Vec<CompiledPolicy> = all.collect::<Result<_>>()?;
-        let mut compiled = all.into_iter().reduce(|all, one| all.intersect(&one)).unwrap_or_default();
+        let mut compiled =
+            all.into_iter().reduce(|all, one| all.intersect(&one)).unwrap_or_default();
         let published: Vec<ServiceRange> =
             self.published.iter().map(|text| policy::parse_service(text)).collect::<Result<_>>()?;
         compiled.served = merge_services([compiled.served, published].concat());
@@ -155,7 +157,8 @@ impl EgressPart {
     /// The addresses of the host that `which` selects, without the broadcast addresses of the container's networks,
     /// which are also for neighbours.
     fn own_networks(&self, which: impl Fn(&IpAddr) -> bool) -> Vec<IpNet> {
-        let links = self.on_link.iter().filter(|net| net.addr().is_ipv4() && net.prefix_len() <= 30);
+        let links =
+            self.on_link.iter().filter(|net| net.addr().is_ipv4() && net.prefix_len() <= 30);
         let broadcasts: Vec<IpAddr> = links.map(IpNet::broadcast).collect();
         let own = self.host.iter().filter(|addr| !broadcasts.contains(addr) && which(addr));
         own.copied().map(IpNet::from).collect()
@@ -165,8 +168,9 @@ impl EgressPart {
         // In a VRF, or on a bridge, rules cannot ask the kernel whether an address is local to the host, so the policy
         // lists the host's addresses. Only those of the container's own networks: others come and go, and equal
         // policies would get different chains.
-        let own =
-            self.own_networks(|addr| self.routers.contains(addr) || self.on_link.iter().any(|net| net.contains(addr)));
+        let own = self.own_networks(|addr| {
+            self.routers.contains(addr) || self.on_link.iter().any(|net| net.contains(addr))
+        });
         let routed = compiled.with_host(&own);
         let mut objects = vec![PolicyObjects::of_packets(&routed, &compiled.host)];
         if self.is_bridged {
@@ -175,7 +179,8 @@ impl EgressPart {
                 None => &compiled.routed,
             };
             // A router other than the host answers through the bridge, so the container may ask for its MAC address.
-            let routers = self.routers.iter().copied().map(IpNet::from).chain([IpNet::V6(LINK_LOCAL)]);
+            let routers =
+                self.routers.iter().copied().map(IpNet::from).chain([IpNet::V6(LINK_LOCAL)]);
             let routers: Vec<IpNet> = routers.filter(|_| self.bridge_mac.is_none()).collect();
             let found = traffic.union(&AllowedTraffic::to_networks(&routers));
             objects.push(PolicyObjects::of_frames(traffic, &found));
@@ -187,8 +192,11 @@ impl EgressPart {
 /// The error of a MAC address that two containers have.
 fn taken_error(port: &EgressPart, comment: Option<&str>) -> Error {
     let other = comment.unwrap_or("another program");
-    Error::config(format!("the MAC address {} of port \"{}\" is also that of {other}", port.mac, port.end))
-        .with_details("a policy is bound to the address: give each container an address of its own")
+    Error::config(format!(
+        "the MAC address {} of port \"{}\" is also that of {other}",
+        port.mac, port.end
+    ))
+    .with_details("a policy is bound to the address: give each container an address of its own")
 }
 
 /// Waits for the lock of the attachment's policy: the record, the rules and the filter are changed one after the other,
@@ -202,7 +210,8 @@ fn recorded_elements(owner: AttachmentId<'_>, port: &EgressPart) -> Vec<SetEleme
     let mut all = Vec::new();
     for port in iter::once(port).chain(&port.replaced) {
         let counter = table::guard_element(owner, port.mac);
-        let elements = table::port_elements(owner, port, &policy_chains(&[])).into_iter().chain([counter]);
+        let elements =
+            table::port_elements(owner, port, &policy_chains(&[])).into_iter().chain([counter]);
         let new: Vec<SetElement> = elements.filter(|element| !has_key_of(&all, element)).collect();
         all.extend(new);
     }
@@ -236,16 +245,23 @@ pub fn add_port(
     let counter = table::guard_element(owner, port.mac);
     let all: Vec<SetElement> = elements.iter().chain([&counter]).cloned().collect();
     // The container may have had other addresses.
-    let mut left = if port.replaced.is_empty() { Vec::new() } else { recorded_elements(owner, port) };
+    let mut left =
+        if port.replaced.is_empty() { Vec::new() } else { recorded_elements(owner, port) };
     left.retain(|old| !has_key_of(&all, old));
     let (mut taken, mut former) = (None, HashSet::new());
     let fill = &mut |change: &mut LayoutTransaction<'_>, found: Vec<Option<SetElement>>| {
-        let mut known = elements.iter().zip(&found).filter_map(|(element, found)| Some((element, found.as_ref()?)));
-        taken = known.find(|(element, found)| is_left_in_place(found, element)).map(|(_, found)| found.comment.clone());
+        let mut known = elements
+            .iter()
+            .zip(&found)
+            .filter_map(|(element, found)| Some((element, found.as_ref()?)));
+        taken = known
+            .find(|(element, found)| is_left_in_place(found, element))
+            .map(|(_, found)| found.comment.clone());
         if taken.is_some() {
             return Ok(());
         }
-        let mut of_before: Vec<SetElement> = change.nft.read_elements(&left)?.into_iter().flatten().collect();
+        let mut of_before: Vec<SetElement> =
+            change.nft.read_elements(&left)?.into_iter().flatten().collect();
         of_before.retain(|element| owner.owns_comment(element.comment.as_deref()));
         former = found.iter().flatten().chain(&of_before).filter_map(selected_chain).collect();
         for element in &of_before {
@@ -261,8 +277,13 @@ pub fn add_port(
             // A repair that has read the replaced policy at the same time is refused and planned again, or this change
             // is, which writes an element also if nothing else differs.
             change.require_unchanged();
-            let mut equal = elements.iter().zip(&found).filter(|(element, found)| found.as_ref() == Some(*element));
-            if let Some((source, _)) = equal.find(|(element, _)| table::SOURCES.contains(&element.set)) {
+            let mut equal = elements
+                .iter()
+                .zip(&found)
+                .filter(|(element, found)| found.as_ref() == Some(*element));
+            if let Some((source, _)) =
+                equal.find(|(element, _)| table::SOURCES.contains(&element.set))
+            {
                 change.replace_data(source);
             }
         }
@@ -283,7 +304,9 @@ pub fn add_port(
     }
     match delete_former_policies(filter.nft_socket()?, &former) {
         Ok(()) => RECORDS.add_part(owner, &EgressPart { replaced: Vec::new(), ..port.clone() }),
-        Err(error) => warn!("could not delete the former egress policy of port \"{}\": {error}", port.end),
+        Err(error) => {
+            warn!("could not delete the former egress policy of port \"{}\": {error}", port.end);
+        }
     }
     Ok(())
 }
@@ -312,22 +335,34 @@ pub fn restore_port(
 }
 
 /// Counts and records what the second guard refuses. That table enforces nothing, and needs the links of the guard.
-fn record_refusals(filter: &PacketFilter, owner: AttachmentId<'_>, mac: MacAddress) -> NetlinkResult<()> {
+fn record_refusals(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    mac: MacAddress,
+) -> NetlinkResult<()> {
     let counter = table::guard_element(owner, mac);
-    filter.own_tables()?.change_tables(&[table::GUARD_LAYOUT], slice::from_ref(&counter), &mut |change, found| {
-        change.claim_element(found.first().and_then(Option::as_ref), &counter);
-        Ok(())
-    })
+    filter.own_tables()?.change_tables(
+        &[table::GUARD_LAYOUT],
+        slice::from_ref(&counter),
+        &mut |change, found| {
+            change.claim_element(found.first().and_then(Option::as_ref), &counter);
+            Ok(())
+        },
+    )
 }
 
 /// Restores the table of [`record_refusals`] for all attachments with a record.
 fn restore_recorders(filter: &PacketFilter) -> Result<()> {
     let parts = RECORDS.restorable_parts::<EgressPart>();
-    if parts.is_empty() || table::GUARD_LAYOUT.find_difference(filter.nft_socket()?, RuleComparison::RuleSet)?.is_none()
+    if parts.is_empty()
+        || table::GUARD_LAYOUT
+            .find_difference(filter.nft_socket()?, RuleComparison::RuleSet)?
+            .is_none()
     {
         return Ok(());
     }
-    let restored = parts.iter().map(|part| record_refusals(filter, part.attachment_id(), part.content.mac));
+    let restored =
+        parts.iter().map(|part| record_refusals(filter, part.attachment_id(), part.content.mac));
     join_outcomes(restored.map(|outcome| outcome.map_err(Error::from)))
 }
 
@@ -352,7 +387,8 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
     for kept in change.restorable_records::<EgressPart>(RECORDS) {
         let Ok(compiled) = kept.content.compile() else { continue };
         let objects = kept.content.objects(&compiled);
-        let elements = table::port_elements(kept.attachment_id(), &kept.content, &policy_chains(&objects));
+        let elements =
+            table::port_elements(kept.attachment_id(), &kept.content, &policy_chains(&objects));
         for policy in &objects {
             let chain = (policy.table, policy.chain.clone());
             let is_needed = elements
@@ -372,8 +408,13 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
 }
 
 /// Creates the policy, or replaces its content, unless it exists or the transaction creates it already.
-fn create_if_missing(change: &mut LayoutTransaction<'_>, policy: &PolicyObjects) -> NetlinkResult<()> {
-    if !policy.exist(change.nft, change.rule_comparison())? && change.begin_chain(policy.table, &policy.chain) {
+fn create_if_missing(
+    change: &mut LayoutTransaction<'_>,
+    policy: &PolicyObjects,
+) -> NetlinkResult<()> {
+    if !policy.exist(change.nft, change.rule_comparison())?
+        && change.begin_chain(policy.table, &policy.chain)
+    {
         // Another container's ADD may create the same policy.
         change.require_unchanged();
         change.batch.append_batch(policy.creation(change.nft)?);
@@ -388,7 +429,9 @@ fn all_sets() -> Vec<NftSet<'static>> {
 
 /// Whether the record of a living attachment needs the table.
 fn needs_table(layout: &TableLayout) -> bool {
-    RECORDS.has_restorable_part::<EgressPart>(&|part| part.content.is_bridged || layout.table != FRAMES)
+    RECORDS.has_restorable_part::<EgressPart>(&|part| {
+        part.content.is_bridged || layout.table != FRAMES
+    })
 }
 
 /// Verifies everything that [`add_port`] created.
@@ -398,8 +441,11 @@ pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &EgressP
     }
     let (nft, objects) = (filter.nft_socket()?, port.objects(&port.compile()?));
     let missing = |what: String| {
-        Err(Error::internal(format!("{what} of the egress policy of port \"{}\" is missing or was changed", port.end))
-            .with_details(RECORDS.restore_remedy(owner)))
+        Err(Error::internal(format!(
+            "{what} of the egress policy of port \"{}\" is missing or was changed",
+            port.end
+        ))
+        .with_details(RECORDS.restore_remedy(owner)))
     };
     for policy in &objects {
         if !policy.exist(nft, RuleComparison::RuleSet)? {
@@ -427,7 +473,11 @@ pub fn delete_port(filter: &PacketFilter, owner: AttachmentId<'_>) -> Result<()>
 }
 
 /// Removes the policies of the network's attachments that are not among `valid`, and policies that no container has.
-pub fn remove_stale_ports(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
+pub fn remove_stale_ports(
+    filter: &PacketFilter,
+    network: &str,
+    valid: &[AttachmentId<'_>],
+) -> Result<()> {
     let removed = RECORDS.remove_stale_parts(network, valid);
     let is_stale = stale_matcher(network, valid);
     let deleted = filter.query_nft(&|nft| delete_elements(nft, &[], &is_stale, None));

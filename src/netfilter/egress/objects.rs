@@ -11,8 +11,8 @@ use crate::attachment::sha512_hex;
 use crate::netfilter::layout::RuleComparison;
 use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
-    ElementKey, KeyInterval, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, NftValue, PacketField,
-    TransportProtocol, ValueType,
+    ElementKey, KeyInterval, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, NftValue,
+    PacketField, TransportProtocol, ValueType,
 };
 
 /// The prefixes of the names of chains.
@@ -20,7 +20,8 @@ const POLICY: &str = "policy_";
 const HOST: &str = "host_";
 
 /// The ends of the names of sets.
-const SET_NAMES: [&str; 8] = ["all4", "all6", "prefixes4", "prefixes6", "ranges4", "ranges6", "arp", "nd"];
+const SET_NAMES: [&str; 8] =
+    ["all4", "all6", "prefixes4", "prefixes6", "ranges4", "ranges6", "arp", "nd"];
 
 /// What a sandbox allows at addresses of the Internet. The kernel takes milliseconds to build a set of addresses and
 /// services from large networks, so such addresses have a set of their own.
@@ -56,7 +57,12 @@ impl PolicySet {
 
 impl PolicyObjects {
     fn new(table: NftTable<'static>, id: &str) -> PolicyObjects {
-        PolicyObjects { table, chain: format!("{POLICY}{id}"), sets: Vec::new(), chains: Vec::new() }
+        PolicyObjects {
+            table,
+            chain: format!("{POLICY}{id}"),
+            sets: Vec::new(),
+            chains: Vec::new(),
+        }
     }
 
     /// The policy of packets that enter the host's stack, to other hosts and to the host.
@@ -100,8 +106,11 @@ impl PolicyObjects {
             &[ValueType::Ipv6Addr],
             addresses(&found.v6, false, |_| true),
             |set| {
-                let message =
-                    |kind| NftRule::new().byte_is(PacketField::Ip6Hoplimit, 255).byte_is(PacketField::Icmpv6Type, kind);
+                let message = |kind| {
+                    NftRule::new()
+                        .byte_is(PacketField::Ip6Hoplimit, 255)
+                        .byte_is(PacketField::Icmpv6Type, kind)
+                };
                 vec![
                     message(135).in_set(&[PacketField::Icmpv6Target], set),
                     message(136).in_set(&[PacketField::Ip6Daddr], set),
@@ -118,8 +127,11 @@ impl PolicyObjects {
         let mut rules = Vec::new();
         for (is_ipv4, ranges) in [(true, &traffic.v4), (false, &traffic.v6)] {
             let (kind, field) = address_type(is_ipv4);
-            let [all, most, some] =
-                if is_ipv4 { ["all4", "prefixes4", "ranges4"] } else { ["all6", "prefixes6", "ranges6"] };
+            let [all, most, some] = if is_ipv4 {
+                ["all4", "prefixes4", "ranges4"]
+            } else {
+                ["all6", "prefixes6", "ranges6"]
+            };
             rules.extend(self.add_set(
                 prefix,
                 all,
@@ -134,7 +146,9 @@ impl PolicyObjects {
                 addresses(ranges, is_ipv4, |range| range.services == ALL_BUT_ICMPV6),
                 |set| {
                     let others = [(0, ICMPV6 - 1), (ICMPV6 + 1, u8::MAX)];
-                    let of = |(first, last)| NftRule::new().byte_in_range(PacketField::L4proto, first, last);
+                    let of = |(first, last)| {
+                        NftRule::new().byte_in_range(PacketField::L4proto, first, last)
+                    };
                     others.map(|range| of(range).in_set(&[field], set)).to_vec()
                 },
             ));
@@ -172,7 +186,9 @@ impl PolicyObjects {
             if found.len() != rules.len()
                 || !rules.iter().zip(&found).all(|(rule, found)| {
                     let is_named = rule.comment == found.comment;
-                    is_named && (comparison == RuleComparison::ByComment || rule.has_expressions_of(self.table, found))
+                    is_named
+                        && (comparison == RuleComparison::ByComment
+                            || rule.has_expressions_of(self.table, found))
                 })
             {
                 return Ok(false);
@@ -217,7 +233,9 @@ impl PolicyObjects {
 }
 
 pub(super) fn policy_chains(objects: &[PolicyObjects]) -> PolicyChains {
-    let name = |table| objects.iter().find(|o| o.table == table).map(|o| o.chain.clone()).unwrap_or_default();
+    let name = |table| {
+        objects.iter().find(|o| o.table == table).map(|o| o.chain.clone()).unwrap_or_default()
+    };
     PolicyChains { packets: name(PACKETS), frames: name(FRAMES) }
 }
 
@@ -251,7 +269,10 @@ pub(super) fn delete_unused(
     Ok(())
 }
 
-pub(super) fn list_policies(nft: &NftSocket, table: NftTable<'static>) -> NetlinkResult<Vec<PolicyChain>> {
+pub(super) fn list_policies(
+    nft: &NftSocket,
+    table: NftTable<'static>,
+) -> NetlinkResult<Vec<PolicyChain>> {
     let names = nft.dump_chains(table)?.into_iter().map(|chain| chain.name);
     Ok(names.filter(|name| name.starts_with(POLICY)).map(|name| (table, name)).collect())
 }
@@ -276,7 +297,11 @@ fn address(number: u128, is_ipv4: bool) -> NftValue {
 }
 
 /// The ranges of addresses that `which` selects; adjacent ones are joined.
-fn addresses(ranges: &[AllowedRange], is_ipv4: bool, which: impl Fn(&AllowedRange) -> bool) -> Vec<KeyInterval> {
+fn addresses(
+    ranges: &[AllowedRange],
+    is_ipv4: bool,
+    which: impl Fn(&AllowedRange) -> bool,
+) -> Vec<KeyInterval> {
     let mut joined: Vec<(u128, u128)> = Vec::new();
     for range in ranges.iter().filter(|range| which(range)) {
         match joined.last_mut() {
@@ -285,19 +310,28 @@ fn addresses(ranges: &[AllowedRange], is_ipv4: bool, which: impl Fn(&AllowedRang
         }
     }
     let key = |number| ElementKey(vec![address(number, is_ipv4)]);
-    joined.into_iter().map(|(first, last)| KeyInterval { first: key(first), last: key(last) }).collect()
+    joined
+        .into_iter()
+        .map(|(first, last)| KeyInterval { first: key(first), last: key(last) })
+        .collect()
 }
 
 /// The intervals of address, protocol and port of the ranges that allow some services only.
 fn services(ranges: &[AllowedRange], is_ipv4: bool) -> Vec<KeyInterval> {
     let mut all = Vec::new();
-    for AllowedRange { first, last, services } in ranges.iter().filter(|range| range.services != ALL_BUT_ICMPV6) {
+    for AllowedRange { first, last, services } in
+        ranges.iter().filter(|range| range.services != ALL_BUT_ICMPV6)
+    {
         for service in services.iter().filter(|service| **service != ServiceRange::ALL) {
             for (low, high) in split_by_protocol(*service) {
                 let key = |number, service: u32| {
                     let [_, proto, ..] = service.to_be_bytes();
                     let port = (service & 0xffff) as u16;
-                    ElementKey(vec![address(number, is_ipv4), TransportProtocol::from(proto).into(), port.into()])
+                    ElementKey(vec![
+                        address(number, is_ipv4),
+                        TransportProtocol::from(proto).into(),
+                        port.into(),
+                    ])
                 };
                 all.push(KeyInterval { first: key(*first, low), last: key(*last, high) });
             }

@@ -7,7 +7,8 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
 use super::compile::{
-    AllowedTraffic, Entry, Service, ServiceRange, Verdict, combine_services, flatten, merge_services,
+    AllowedTraffic, Entry, Service, ServiceRange, Verdict, combine_services, flatten,
+    merge_services,
 };
 use cni::error::{Error, ErrorContext, Result};
 
@@ -20,7 +21,8 @@ const ICMPV6: u8 = 58;
 const SCTP: u8 = 132;
 
 /// The protocols with a name.
-const PROTOCOLS: [(&str, u8); 5] = [("tcp", TCP), ("udp", UDP), ("sctp", SCTP), ("icmp", 1), ("icmpv6", ICMPV6)];
+const PROTOCOLS: [(&str, u8); 5] =
+    [("tcp", TCP), ("udp", UDP), ("sctp", SCTP), ("icmp", 1), ("icmpv6", ICMPV6)];
 
 /// The protocols whose ports policies can name.
 const WITH_PORTS: [u8; 3] = [TCP, UDP, SCTP];
@@ -125,7 +127,8 @@ impl EgressPolicy {
             }
             "sandbox" => {
                 let sandbox = sandbox_entries(on_link)?;
-                let routed = flatten(&[&*entries, &sandbox].concat(), default.unwrap_or(Verdict::Allow));
+                let routed =
+                    flatten(&[&*entries, &sandbox].concat(), default.unwrap_or(Verdict::Allow));
                 (routed, flatten(&[&*entries, &[name_service_entry()]].concat(), Verdict::Deny))
             }
             other => {
@@ -151,11 +154,16 @@ impl EgressPolicy {
         let count: usize = self.allow.iter().chain(&self.deny).map(|entry| entry.to.len()).sum();
         if count > MOST_NETWORKS {
             return Err(Error::config(format!("allow and deny have {count} networks"))
-                .with_details(format!("{MOST_NETWORKS} are possible: write larger networks instead of their parts")));
+                .with_details(format!(
+                    "{MOST_NETWORKS} are possible: write larger networks instead of their parts"
+                )));
         }
         let lists = [("allow", &self.allow, Verdict::Allow), ("deny", &self.deny, Verdict::Deny)];
         let numbered = lists.into_iter().flat_map(|(key, entries, verdict)| {
-            entries.iter().enumerate().map(move |(at, entry)| (format!("{key}[{at}]"), entry, verdict))
+            entries
+                .iter()
+                .enumerate()
+                .map(move |(at, entry)| (format!("{key}[{at}]"), entry, verdict))
         });
         numbered.map(|(name, entry, verdict)| entry.parse(&name, verdict)).collect()
     }
@@ -164,11 +172,10 @@ impl EgressPolicy {
 impl PolicyEntry {
     /// The entry with the verdict of its list; `name` is for errors.
     fn parse(&self, name: &str, verdict: Verdict) -> Result<Entry> {
-        let networks = self
-            .to
-            .iter()
-            .enumerate()
-            .map(|(at, text)| parse_network(text).context(|| format!("{name}.to[{at}] {text:?}")));
+        let networks =
+            self.to.iter().enumerate().map(|(at, text)| {
+                parse_network(text).context(|| format!("{name}.to[{at}] {text:?}"))
+            });
         let mut networks = networks.collect::<Result<Vec<_>>>()?;
         let mut services = match &self.ports {
             None => vec![ServiceRange::ALL],
@@ -228,8 +235,11 @@ fn parse_network(text: &str) -> Result<IpNet> {
             .with_details("write a network like 10.0.0.0/8 or 2001:db8::/32, or a complete address")
     })?;
     match network {
-        IpNet::V6(mapped) if mapped.prefix_len() >= 96 && mapped.addr().to_ipv4_mapped().is_some() => {
-            Err(Error::config("an IPv4 address in an IPv6 address").with_details("write the IPv4 address or network"))
+        IpNet::V6(mapped)
+            if mapped.prefix_len() >= 96 && mapped.addr().to_ipv4_mapped().is_some() =>
+        {
+            Err(Error::config("an IPv4 address in an IPv6 address")
+                .with_details("write the IPv4 address or network"))
         }
         network => Ok(network),
     }
@@ -237,14 +247,17 @@ fn parse_network(text: &str) -> Result<IpNet> {
 
 /// Parses the services of the list `key`, and merges them.
 fn parse_services(key: &str, texts: &[String]) -> Result<Vec<ServiceRange>> {
-    let services =
-        texts.iter().enumerate().map(|(at, text)| parse_service(text).context(|| format!("{key}[{at}] {text:?}")));
+    let services = texts
+        .iter()
+        .enumerate()
+        .map(|(at, text)| parse_service(text).context(|| format!("{key}[{at}] {text:?}")));
     Ok(merge_services(services.collect::<Result<_>>()?))
 }
 
 /// Parses a protocol with or without ports: `tcp`, `tcp/443`, `tcp/8000-8100`, `47`. Errors do not name the text.
 pub fn parse_service(text: &str) -> Result<ServiceRange> {
-    let (protocol, ports) = text.split_once('/').map_or((text, None), |(protocol, ports)| (protocol, Some(ports)));
+    let (protocol, ports) =
+        text.split_once('/').map_or((text, None), |(protocol, ports)| (protocol, Some(ports)));
     let named = PROTOCOLS.iter().find(|(name, _)| *name == protocol).map(|&(_, number)| number);
     let Some(number) = named.or_else(|| parse_digits(protocol)) else {
         return Err(Error::config("not a service").with_details(
@@ -253,7 +266,8 @@ pub fn parse_service(text: &str) -> Result<ServiceRange> {
     };
     let Some(ports) = ports else { return Ok(ServiceRange::of_protocol(number)) };
     if !WITH_PORTS.contains(&number) {
-        return Err(Error::config("only tcp, udp and sctp have ports").with_details(format!("write \"{protocol}\"")));
+        return Err(Error::config("only tcp, udp and sctp have ports")
+            .with_details(format!("write \"{protocol}\"")));
     }
     let (first, last) = ports.split_once('-').unwrap_or((ports, ports));
     let (first, last) = (parse_port(first)?, parse_port(last)?);
@@ -279,7 +293,8 @@ pub fn service_of_packet(protocol: u8, port: u16) -> Service {
 
 fn parse_port(text: &str) -> Result<u16> {
     parse_digits(text).filter(|&port| port != 0).ok_or_else(|| {
-        Error::config(format!("{text:?} is not a port")).with_details("a port is a number from 1 to 65535")
+        Error::config(format!("{text:?} is not a port"))
+            .with_details("a port is a number from 1 to 65535")
     })
 }
 

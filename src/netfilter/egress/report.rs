@@ -81,8 +81,10 @@ impl Refusals {
                 }
             }
         }
-        for set in
-            [PACKET_FLOWS, GUARD_FLOWS].into_iter().flat_map(|sets| [sets.flows4, sets.flows6]).chain([GUARD_ARP])
+        for set in [PACKET_FLOWS, GUARD_FLOWS]
+            .into_iter()
+            .flat_map(|sets| [sets.flows4, sets.flows6])
+            .chain([GUARD_ARP])
         {
             all.read_flows(nft, set)?;
         }
@@ -92,9 +94,12 @@ impl Refusals {
     fn read_flows(&mut self, nft: &NftSocket, set: NftSet<'static>) -> NetlinkResult<()> {
         for (key, left) in nft.dump_recorded(set)? {
             let (mac, flow) = match key.0.as_slice() {
-                [NftValue::Mac(mac), NftValue::Proto(proto), NftValue::Port(port), NftValue::Ip(ip)] => {
-                    (mac, (*ip, Some(service_of_packet(proto.protocol_number(), *port))))
-                }
+                [
+                    NftValue::Mac(mac),
+                    NftValue::Proto(proto),
+                    NftValue::Port(port),
+                    NftValue::Ip(ip),
+                ] => (mac, (*ip, Some(service_of_packet(proto.protocol_number(), *port)))),
                 [NftValue::Mac(mac), NftValue::Ip(ip)] => (mac, (*ip, None)),
                 _ => continue,
             };
@@ -105,7 +110,8 @@ impl Refusals {
 
     fn of_port(&self, stored: StoredRecord<EgressPart>) -> PortReport {
         let EgressPart { mac, end, .. } = &stored.content;
-        let ContainerRefusals { policy, refused, mut flows } = self.containers.get(mac).cloned().unwrap_or_default();
+        let ContainerRefusals { policy, refused, mut flows } =
+            self.containers.get(mac).cloned().unwrap_or_default();
         sort_by(&mut flows, |a, b| b.cmp(a));
         let mut latest = Vec::new();
         for (_, flow) in flows {

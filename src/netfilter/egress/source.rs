@@ -45,13 +45,22 @@ pub fn named_policy(args: &str, directory: &Path) -> Result<Option<EgressPolicy>
     let Some((_, name)) = pairs.find(|(key, name)| *key == POLICY_NAME && !name.is_empty()) else {
         return Ok(None);
     };
-    let refuse =
-        |why: &str, remedy: &str| Err(Error::config(format!("ARGS: {POLICY_NAME}={name}: {why}")).with_details(remedy));
+    let refuse = |why: &str, remedy: &str| {
+        Err(Error::config(format!("ARGS: {POLICY_NAME}={name}: {why}")).with_details(remedy))
+    };
     if directory.as_os_str().is_empty() {
-        return refuse("there is no directory of policies", "add \"policyDir\" to the configuration");
+        return refuse(
+            "there is no directory of policies",
+            "add \"policyDir\" to the configuration",
+        );
     }
-    if name.starts_with('.') || !name.chars().all(|c: char| c.is_ascii_alphanumeric() || "._-".contains(c)) {
-        return refuse("not the name of a policy", "a name has letters, digits, \".\", \"_\" and \"-\"");
+    if name.starts_with('.')
+        || !name.chars().all(|c: char| c.is_ascii_alphanumeric() || "._-".contains(c))
+    {
+        return refuse(
+            "not the name of a policy",
+            "a name has letters, digits, \".\", \"_\" and \"-\"",
+        );
     }
     read_policy(&trust::resolve_policy_file(directory, &format!("{name}.json"))?).map(Some)
 }
@@ -59,7 +68,8 @@ pub fn named_policy(args: &str, directory: &Path) -> Result<Option<EgressPolicy>
 pub fn read_policy(path: &Path) -> Result<EgressPolicy> {
     let of = format!("policy \"{}\"", path.display());
     let read = files::read_regular_file(path, LARGEST_POLICY);
-    let bytes = read.map_err(|error| Error::config(format!("read {of}: {}", cni::error::io_text(&error))))?;
+    let bytes =
+        read.map_err(|error| Error::config(format!("read {of}: {}", cni::error::io_text(&error))))?;
     let json = Json::parse(&bytes).context(|| of.clone())?;
     require_keys(&json, DecodedKeys::of_type::<EgressPolicy>, &of)?;
     json.decode().context(|| of.clone())
@@ -73,24 +83,43 @@ mod tests {
     fn the_file_of_a_policy_has_no_unknown_key() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("p.json");
-        std::fs::write(&path, r#"{"policy":"deny","allow":[{"to":["10.0.0.0/8"],"ports":["tcp/443"]}]}"#).unwrap();
+        std::fs::write(
+            &path,
+            r#"{"policy":"deny","allow":[{"to":["10.0.0.0/8"],"ports":["tcp/443"]}]}"#,
+        )
+        .unwrap();
         let policy = read_policy(&path).unwrap();
-        assert_eq!((policy.policy.as_str(), policy.allow[0].to[0].as_str()), ("deny", "10.0.0.0/8"));
+        assert_eq!(
+            (policy.policy.as_str(), policy.allow[0].to[0].as_str()),
+            ("deny", "10.0.0.0/8")
+        );
         std::fs::write(&path, r#"{"allow":[{"to":["10.0.0.0/8"],"port":["tcp/443"]}]}"#).unwrap();
         let error = read_policy(&path).unwrap_err();
         let expected = format!("unknown key allow[0].port in policy \"{}\"", path.display());
-        assert_eq!((error.message(), error.details()), (expected.as_str(), "the keys are: to, ports"));
+        assert_eq!(
+            (error.message(), error.details()),
+            (expected.as_str(), "the keys are: to, ports")
+        );
     }
 
     #[test]
     fn a_named_policy_is_in_a_directory_of_root() {
-        let named = |args, dir| named_policy(args, Path::new(dir)).map_err(|e| e.message().to_owned());
+        let named =
+            |args, dir| named_policy(args, Path::new(dir)).map_err(|e| e.message().to_owned());
         assert_eq!(named("K8S_POD_NAME=x;EGRESS_POLICY=", "/etc/cni/p"), Ok(None));
         for (args, dir, why) in [
             ("EGRESS_POLICY=a", "", "ARGS: EGRESS_POLICY=a: there is no directory of policies"),
-            ("EGRESS_POLICY=../a", "/etc/cni/p", "ARGS: EGRESS_POLICY=../a: not the name of a policy"),
+            (
+                "EGRESS_POLICY=../a",
+                "/etc/cni/p",
+                "ARGS: EGRESS_POLICY=../a: not the name of a policy",
+            ),
             ("EGRESS_POLICY=.a", "/etc/cni/p", "ARGS: EGRESS_POLICY=.a: not the name of a policy"),
-            ("EGRESS_POLICY=a", "/tmp/p", "policyDir \"/tmp/p\": not below /etc/cni, /run/cni or /var/lib/cni"),
+            (
+                "EGRESS_POLICY=a",
+                "/tmp/p",
+                "policyDir \"/tmp/p\": not below /etc/cni, /run/cni or /var/lib/cni",
+            ),
             (
                 "EGRESS_POLICY=a",
                 "/etc/cni/../p",

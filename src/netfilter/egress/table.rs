@@ -49,19 +49,19 @@ use crate::attachment::AttachmentId;
 use crate::netfilter::layout::{FixedRule, TableLayout};
 use crate::netlink::MacAddress;
 use crate::netlink::nftables::{
-    BRIDGE_FILTER, CT_STATE_ESTABLISHED, DSTNAT, NetfilterHook, NftRule, NftSet, NftTable, PacketField, PacketVerdict,
-    RAW, SetElement, TableFamily, ValueType,
+    BRIDGE_FILTER, CT_STATE_ESTABLISHED, DSTNAT, NetfilterHook, NftRule, NftSet, NftTable,
+    PacketField, PacketVerdict, RAW, SetElement, TableFamily, ValueType,
 };
 
 use super::{EgressPart, LINK_LOCAL, LINK_LOCAL_MULTICAST};
 
 pub(super) const PACKETS: NftTable<'_> =
     NftTable::new_inet("cnibox_egress").with_comment("cnibox: what containers may reach");
-pub(super) const FRAMES: NftTable<'_> =
-    NftTable::new(TableFamily::Bridge, "cnibox_egress").with_comment("cnibox: what containers may reach");
+pub(super) const FRAMES: NftTable<'_> = NftTable::new(TableFamily::Bridge, "cnibox_egress")
+    .with_comment("cnibox: what containers may reach");
 
-pub(super) const GUARD: NftTable<'_> =
-    NftTable::new(TableFamily::Netdev, "cnibox_egress").with_comment("cnibox: what the second guard refused");
+pub(super) const GUARD: NftTable<'_> = NftTable::new(TableFamily::Netdev, "cnibox_egress")
+    .with_comment("cnibox: what the second guard refused");
 
 /// The link that gets the frames that the second guard refuses, and drops them.
 pub(crate) const SINK_PORT: &str = "cnibox-dropped";
@@ -120,8 +120,10 @@ pub(super) struct FlowSets {
     packet_senders: NftSet<'static>,
 }
 
-const FLOW4: [ValueType; 4] = [ValueType::EtherAddr, ValueType::InetProto, ValueType::InetService, ValueType::Ipv4Addr];
-const FLOW6: [ValueType; 4] = [ValueType::EtherAddr, ValueType::InetProto, ValueType::InetService, ValueType::Ipv6Addr];
+const FLOW4: [ValueType; 4] =
+    [ValueType::EtherAddr, ValueType::InetProto, ValueType::InetService, ValueType::Ipv4Addr];
+const FLOW6: [ValueType; 4] =
+    [ValueType::EtherAddr, ValueType::InetProto, ValueType::InetService, ValueType::Ipv6Addr];
 
 impl FlowSets {
     const fn of_table(table: NftTable<'static>) -> FlowSets {
@@ -140,7 +142,9 @@ impl FlowSets {
         let ipv6 = || NftRule::new().ethertype_is(ETH_P_IPV6);
         let (packets, service) = match kind {
             FlowKind::Icmp => (ipv4().byte_is(PacketField::L4proto, ICMP), PacketField::IcmpType),
-            FlowKind::Icmpv6 => (ipv6().byte_is(PacketField::L4proto, ICMPV6), PacketField::IcmpType),
+            FlowKind::Icmpv6 => {
+                (ipv6().byte_is(PacketField::L4proto, ICMPV6), PacketField::IcmpType)
+            }
             FlowKind::Ipv4 => (ipv4(), PacketField::Dport),
             FlowKind::Ipv6 => (ipv6(), PacketField::Dport),
         };
@@ -165,7 +169,10 @@ impl FlowSets {
 
     /// Records a key that begins with the container.
     fn record_key(self, packets: NftRule, key: &[PacketField], flows: NftSet<'_>) -> NftRule {
-        packets.add_with_limit(&key[..1], self.packet_senders, PER_MINUTE, BURST).update_set(key, flows).drop()
+        packets
+            .add_with_limit(&key[..1], self.packet_senders, PER_MINUTE, BURST)
+            .update_set(key, flows)
+            .drop()
     }
 }
 
@@ -191,11 +198,13 @@ pub(super) const GUARD_ARP: NftSet<'_> = GUARD
     .named_set("arp_targets", &[ValueType::EtherAddr, ValueType::Ipv4Addr])
     .filled_by_packets(MOST_FLOWS, FLOW_TIMEOUT);
 const ARP_KEY: [PacketField; 2] = [PacketField::EtherSaddr, PacketField::ArpTarget];
-const PACKET_RECORDERS: [NftSet<'_>; 3] = [PACKET_FLOWS.flows4, PACKET_FLOWS.flows6, PACKET_FLOWS.packet_senders];
+const PACKET_RECORDERS: [NftSet<'_>; 3] =
+    [PACKET_FLOWS.flows4, PACKET_FLOWS.flows6, PACKET_FLOWS.packet_senders];
 const GUARD_RECORDERS: [NftSet<'_>; 4] =
     [GUARD_FLOWS.flows4, GUARD_FLOWS.flows6, GUARD_ARP, GUARD_FLOWS.packet_senders];
 /// What the second guard refused, by container.
-pub(super) const GUARD_REFUSED: NftSet<'_> = GUARD.named_set("refused", &[ValueType::EtherAddr]).with_counters();
+pub(super) const GUARD_REFUSED: NftSet<'_> =
+    GUARD.named_set("refused", &[ValueType::EtherAddr]).with_counters();
 
 const LINK: &str = "link";
 const REFUSED: &str = "refused";
@@ -212,12 +221,19 @@ const ETH_P_8021Q: u16 = 0x8100;
 const ETH_P_8021AD: u16 = 0x88a8;
 
 /// The elements of a container in both tables.
-pub(super) fn port_elements(owner: AttachmentId<'_>, port: &EgressPart, chains: &PolicyChains) -> Vec<SetElement> {
+pub(super) fn port_elements(
+    owner: AttachmentId<'_>,
+    port: &EgressPart,
+    chains: &PolicyChains,
+) -> Vec<SetElement> {
     let (end, mac) = (port.end.as_str(), port.mac);
     let mut all = vec![PACKET_SETS.guarded.element_with_key(end)];
-    all.extend(port.ips.iter().map(|ip| SOURCES[usize::from(ip.is_ipv6())].element_with_key((mac, *ip))));
+    all.extend(
+        port.ips.iter().map(|ip| SOURCES[usize::from(ip.is_ipv6())].element_with_key((mac, *ip))),
+    );
     let judged = |sets: PortSets, at: &str, chain: &str| {
-        let selects = sets.ports.element_with_key((at, mac)).with_verdict(PacketVerdict::go_to(chain));
+        let selects =
+            sets.ports.element_with_key((at, mac)).with_verdict(PacketVerdict::go_to(chain));
         [selects, sets.refused.element_with_key((at, mac))]
     };
     all.extend(port.arrives_at.iter().flat_map(|at| judged(PACKET_SETS, at, &chains.packets)));
@@ -246,7 +262,11 @@ pub(super) const LAYOUTS: [TableLayout; 2] = [PACKET_LAYOUT, FRAME_LAYOUT];
 /// The layouts of the tables whose rules judge a container's packets, and of the table that counts what the second
 /// guard refuses.
 pub(super) fn layouts_of_port(is_bridged: bool) -> &'static [TableLayout] {
-    if is_bridged { &[PACKET_LAYOUT, FRAME_LAYOUT, GUARD_LAYOUT] } else { &[PACKET_LAYOUT, GUARD_LAYOUT] }
+    if is_bridged {
+        &[PACKET_LAYOUT, FRAME_LAYOUT, GUARD_LAYOUT]
+    } else {
+        &[PACKET_LAYOUT, GUARD_LAYOUT]
+    }
 }
 
 fn select_policy(ports: NftSet<'_>) -> NftRule {
@@ -291,7 +311,9 @@ const PACKET_LAYOUT: TableLayout = TableLayout {
         ),
         (PACKETS.named_chain(LINK), &LINK_RULES),
         (
-            PACKETS.named_chain("prerouting").at_filter_hook(NetfilterHook::Prerouting, AFTER_DSTNAT),
+            PACKETS
+                .named_chain("prerouting")
+                .at_filter_hook(NetfilterHook::Prerouting, AFTER_DSTNAT),
             &[
                 ("policy of the container", || select_policy(PACKET_SETS.ports)),
                 (FOREIGN, || drop_guarded(NftRule::new(), PACKET_SETS.guarded)),
@@ -305,9 +327,15 @@ const PACKET_LAYOUT: TableLayout = TableLayout {
 /// What passes with every policy: replies to a client, and the discovery of neighbours on the link, which no router
 /// forwards.
 const LINK_RULES: [FixedRule; 11] = [
-    ("router solicitation", || discovery(133, 133).daddr_in(IpNet::V6(LINK_LOCAL_MULTICAST)).accept()),
-    ("neighbour discovery", || discovery(135, 136).daddr_in(IpNet::V6(LINK_LOCAL_MULTICAST)).accept()),
-    ("neighbour discovery on the link", || discovery(135, 136).daddr_in(IpNet::V6(LINK_LOCAL)).accept()),
+    ("router solicitation", || {
+        discovery(133, 133).daddr_in(IpNet::V6(LINK_LOCAL_MULTICAST)).accept()
+    }),
+    ("neighbour discovery", || {
+        discovery(135, 136).daddr_in(IpNet::V6(LINK_LOCAL_MULTICAST)).accept()
+    }),
+    ("neighbour discovery on the link", || {
+        discovery(135, 136).daddr_in(IpNet::V6(LINK_LOCAL)).accept()
+    }),
     ("neighbour discovery of the host", || discovery(135, 136).daddr_is_local().accept()),
     ("multicast groups", || group_message(131, 132).accept()),
     ("multicast groups, version 2", || group_message(143, 143).accept()),
@@ -315,22 +343,35 @@ const LINK_RULES: [FixedRule; 11] = [
     // A container with free choice of its source address could send the packets of both directions of a connection, and
     // so make the replies of that connection pass.
     ("from another IPv4 address", || {
-        NftRule::new().not_in_set(&[PacketField::EtherSaddr, PacketField::IpSaddr], SOURCES[0]).go_to(REFUSED)
+        NftRule::new()
+            .not_in_set(&[PacketField::EtherSaddr, PacketField::IpSaddr], SOURCES[0])
+            .go_to(REFUSED)
     }),
     ("from another IPv6 address", || {
         let foreign = NftRule::new().saddr_not_in(IpNet::V6(LINK_LOCAL));
-        foreign.not_in_set(&[PacketField::EtherSaddr, PacketField::Ip6Saddr], SOURCES[1]).go_to(REFUSED)
+        foreign
+            .not_in_set(&[PacketField::EtherSaddr, PacketField::Ip6Saddr], SOURCES[1])
+            .go_to(REFUSED)
     }),
-    ("from the host itself", || NftRule::new().saddr_in(IpNet::V6(LINK_LOCAL)).saddr_is_local().go_to(REFUSED)),
+    ("from the host itself", || {
+        NftRule::new().saddr_in(IpNet::V6(LINK_LOCAL)).saddr_is_local().go_to(REFUSED)
+    }),
     // Without related packets: an ICMP error may quote a connection of another container.
     ("replies of connections", || {
-        NftRule::new().match_reply().any_bit_set(PacketField::CtState, CT_STATE_ESTABLISHED).accept()
+        NftRule::new()
+            .match_reply()
+            .any_bit_set(PacketField::CtState, CT_STATE_ESTABLISHED)
+            .accept()
     }),
 ];
 
 /// Messages of neighbour discovery of these types.
 fn discovery(first: u8, last: u8) -> NftRule {
-    NftRule::new().byte_is(PacketField::Ip6Hoplimit, 255).byte_in_range(PacketField::Icmpv6Type, first, last)
+    NftRule::new().byte_is(PacketField::Ip6Hoplimit, 255).byte_in_range(
+        PacketField::Icmpv6Type,
+        first,
+        last,
+    )
 }
 
 /// Messages of these types about multicast groups of the link.
@@ -346,10 +387,15 @@ const FRAME_LAYOUT: TableLayout = TableLayout {
         (
             FRAMES.named_chain("prerouting").at_filter_hook(NetfilterHook::Prerouting, RAW),
             &[
-                (FOREIGN, || drop_guarded(NftRule::new().not_in_set(&PORT_FIELDS, BOUND), FRAME_SETS.guarded)),
+                (FOREIGN, || {
+                    drop_guarded(NftRule::new().not_in_set(&PORT_FIELDS, BOUND), FRAME_SETS.guarded)
+                }),
                 ("other protocols", || {
                     let known = [ETH_P_IP, ETH_P_IPV6, ETH_P_ARP];
-                    drop_guarded(known.into_iter().fold(NftRule::new(), NftRule::ethertype_is_not), FRAME_SETS.guarded)
+                    drop_guarded(
+                        known.into_iter().fold(NftRule::new(), NftRule::ethertype_is_not),
+                        FRAME_SETS.guarded,
+                    )
                 }),
                 ("VLANs", || drop_tagged(ETH_P_8021Q)),
                 ("VLANs of providers", || drop_tagged(ETH_P_8021AD)),
@@ -372,7 +418,9 @@ pub(super) const GUARD_LAYOUT: TableLayout = TableLayout {
         GUARD.named_chain(REFUSED).at_ingress_of(SINK_PORT),
         &[
             // With any other address a container could fill the sets.
-            (FOREIGN, || NftRule::new().not_in_set(&[PacketField::EtherSaddr], GUARD_REFUSED).drop()),
+            (FOREIGN, || {
+                NftRule::new().not_in_set(&[PacketField::EtherSaddr], GUARD_REFUSED).drop()
+            }),
             ("count", || NftRule::new().in_set(&[PacketField::EtherSaddr], GUARD_REFUSED)),
             ("recorded ICMP", || GUARD_FLOWS.keep(FlowKind::Icmp)),
             ("record ICMP", || GUARD_FLOWS.record(FlowKind::Icmp)),
@@ -382,8 +430,12 @@ pub(super) const GUARD_LAYOUT: TableLayout = TableLayout {
             ("record IPv4", || GUARD_FLOWS.record(FlowKind::Ipv4)),
             ("recorded IPv6", || GUARD_FLOWS.keep(FlowKind::Ipv6)),
             ("record IPv6", || GUARD_FLOWS.record(FlowKind::Ipv6)),
-            ("recorded ARP", || keep_recorded(NftRule::new().ethertype_is(ETH_P_ARP), &ARP_KEY, GUARD_ARP)),
-            ("record ARP", || GUARD_FLOWS.record_key(NftRule::new().ethertype_is(ETH_P_ARP), &ARP_KEY, GUARD_ARP)),
+            ("recorded ARP", || {
+                keep_recorded(NftRule::new().ethertype_is(ETH_P_ARP), &ARP_KEY, GUARD_ARP)
+            }),
+            ("record ARP", || {
+                GUARD_FLOWS.record_key(NftRule::new().ethertype_is(ETH_P_ARP), &ARP_KEY, GUARD_ARP)
+            }),
             DROP,
         ],
     )],

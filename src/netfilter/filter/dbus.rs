@@ -115,7 +115,8 @@ impl DbusConnection {
             self.socket.read_exact(&mut message)?;
             // This field has the size of its alignment, eight bytes.
             let is_reply = |unit: &[u8]| {
-                unit.starts_with(&[REPLY_SERIAL, 1, b'u', 0]) && decode_number(order, &unit[4..]) == self.serial
+                unit.starts_with(&[REPLY_SERIAL, 1, b'u', 0])
+                    && decode_number(order, &unit[4..]) == self.serial
             };
             match kind {
                 _ if !fields.chunks_exact(8).any(is_reply) => {}
@@ -275,14 +276,18 @@ mod tests {
         for (order, bytes) in [(b'l', little), (b'B', big)] {
             assert_eq!(reply(order, bytes).to_strings(), ["::", "", "a"]);
             assert_eq!(reply(order, &bytes[..20]).to_strings().len(), 2);
-            assert!(reply(order, &[0; 4]).to_strings().is_empty() && reply(order, &[]).to_strings().is_empty());
+            assert!(
+                reply(order, &[0; 4]).to_strings().is_empty()
+                    && reply(order, &[]).to_strings().is_empty()
+            );
             assert!(reply(order, &[0xff; 9]).to_strings().is_empty());
         }
     }
 
     #[test]
     fn addresses_without_a_socket_are_errors() {
-        for bad in ["", "tcp:host=x", "unix:tmpdir=/x", "unix:path=/nonexistent;unix:abstract=no-"] {
+        for bad in ["", "tcp:host=x", "unix:tmpdir=/x", "unix:path=/nonexistent;unix:abstract=no-"]
+        {
             assert!(connect_first_address(bad).is_err(), "{bad}");
         }
     }

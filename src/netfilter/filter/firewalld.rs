@@ -42,7 +42,12 @@ pub const FEATURE: FilterFeature = FilterFeature {
         let zone = if has_record(owner) { FirewalldZone::find_running(DEFAULT_ZONE) } else { None };
         zone.map_or(Ok(()), |mut zone| zone.delete_sources(owner, &[]))
     },
-    ..FilterFeature::new(RestorableState { kept: RECORDS, layouts: &[], needs_table: |_| false, restore: |_| {} })
+    ..FilterFeature::new(RestorableState {
+        kept: RECORDS,
+        layouts: &[],
+        needs_table: |_| false,
+        restore: |_| {},
+    })
 };
 
 /// The sources of an attachment.
@@ -88,7 +93,12 @@ impl<'a> FirewalldZone<'a> {
 
     /// The sources of a zone, as firewalld writes them.
     fn list_sources(&mut self, zone: &str) -> io::Result<HashSet<String>> {
-        Ok(self.bus.call_method(NAME, ZONE, "getSources", &[zone])?.to_strings().into_iter().collect())
+        Ok(self
+            .bus
+            .call_method(NAME, ZONE, "getSources", &[zone])?
+            .to_strings()
+            .into_iter()
+            .collect())
     }
 
     /// Adds the addresses to the zone. On failure, removes the addresses that were added. If the sources of
@@ -159,7 +169,9 @@ impl<'a> FirewalldZone<'a> {
         all.iter().find_map(|FirewalldPart { zone, ips }| {
             let ask = || {
                 self.list_sources(zone)
-                    .inspect_err(|e| debug!("could not list the sources of zone {zone}: {}", io_text(e)))
+                    .inspect_err(|e| {
+                        debug!("could not list the sources of zone {zone}: {}", io_text(e));
+                    })
                     .ok()
             };
             let sources = zones.entry(zone).or_insert_with(ask).as_ref()?;
@@ -207,7 +219,12 @@ impl<'a> FirewalldZone<'a> {
     }
 
     /// Removes the attachment's addresses from the zone, except those of other running attachments.
-    fn remove_unshared_sources(&mut self, owner: AttachmentId<'_>, zone: &str, mut ips: Vec<IpAddr>) {
+    fn remove_unshared_sources(
+        &mut self,
+        owner: AttachmentId<'_>,
+        zone: &str,
+        mut ips: Vec<IpAddr>,
+    ) {
         if !ips.is_empty() {
             let mut others = RECORDS.restorable_parts::<FirewalldPart>();
             others.retain(|kept| kept.attachment_id() != owner);
@@ -230,9 +247,12 @@ impl<'a> FirewalldZone<'a> {
     pub fn require_running(&mut self) -> Result<()> {
         match self.bus.has_name_owner(NAME) {
             Ok(true) => Ok(()),
-            Ok(false) => Err(Error::internal("firewalld is not running")
-                .with_details("start it (systemctl start firewalld), or choose another \"backend\"")),
-            Err(error) => Err(Error::internal(format!("query the D-Bus system bus: {}", io_text(&error)))),
+            Ok(false) => Err(Error::internal("firewalld is not running").with_details(
+                "start it (systemctl start firewalld), or choose another \"backend\"",
+            )),
+            Err(error) => {
+                Err(Error::internal(format!("query the D-Bus system bus: {}", io_text(&error))))
+            }
         }
     }
 }
@@ -240,7 +260,8 @@ impl<'a> FirewalldZone<'a> {
 /// Fails if a source of the record is missing, while firewalld runs.
 fn check_recorded_sources(part: &Value) -> Result<()> {
     let Ok(sources) = FirewalldPart::deserialize(part) else { return Ok(()) };
-    let missing = FirewalldZone::find_running(DEFAULT_ZONE).and_then(|mut zone| zone.find_missing_source(&[&sources]));
+    let missing = FirewalldZone::find_running(DEFAULT_ZONE)
+        .and_then(|mut zone| zone.find_missing_source(&[&sources]));
     missing.map_or(Ok(()), |missing| Err(Error::internal(missing)))
 }
 
@@ -248,7 +269,9 @@ fn restore_missing_sources() {
     let living = RECORDS.restorable_parts::<FirewalldPart>();
     let zone = if living.is_empty() { None } else { FirewalldZone::find_running(DEFAULT_ZONE) };
     if let Some(mut zone) = zone
-        && zone.find_missing_source(&living.iter().map(|kept| &kept.content).collect::<Vec<_>>()).is_some()
+        && zone
+            .find_missing_source(&living.iter().map(|kept| &kept.content).collect::<Vec<_>>())
+            .is_some()
     {
         zone.restore_sources(living);
     }
@@ -262,12 +285,18 @@ pub fn has_record(owner: AttachmentId<'_>) -> bool {
 /// Removes the sources of the network's attachments that are not among `valid`.
 pub fn remove_stale_sources(network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
     let mut stale: Vec<StoredRecord<FirewalldPart>> = RECORDS.iter_parts().collect();
-    stale.retain(|kept| kept.attachment_id().network == network && !valid.contains(&kept.attachment_id()));
+    stale.retain(|kept| {
+        kept.attachment_id().network == network && !valid.contains(&kept.attachment_id())
+    });
     let mut zone = if stale.is_empty() { None } else { FirewalldZone::find_running(DEFAULT_ZONE) };
     if let Some(zone) = &mut zone {
         for kept in stale {
             RECORDS.remove_part(kept.attachment_id())?;
-            zone.remove_unshared_sources(kept.attachment_id(), &kept.content.zone, kept.content.ips.clone());
+            zone.remove_unshared_sources(
+                kept.attachment_id(),
+                &kept.content.zone,
+                kept.content.ips.clone(),
+            );
         }
     }
     Ok(())

@@ -17,8 +17,9 @@ use serde::Deserialize;
 
 pub use self::words::DEFAULT_ADMIN;
 use self::words::{
-    CHAINS, CNI_FORWARD, FORWARD, PUBLISHED, STAGE_1, STAGE_2, address_rules, bridge_rules, cni_forward_jump,
-    is_policy_rule, isolation_jump, published_ports_rule, shared_jumps, stage_return_rules, translated_rule,
+    CHAINS, CNI_FORWARD, FORWARD, PUBLISHED, STAGE_1, STAGE_2, address_rules, bridge_rules,
+    cni_forward_jump, is_policy_rule, isolation_jump, published_ports_rule, shared_jumps,
+    stage_return_rules, translated_rule,
 };
 use super::{FirewallPart, IngressPolicy, RECORDS, decides_policy, nft, unused_policy_links};
 use crate::attachment::{AttachmentRecord, StoredRecord};
@@ -36,15 +37,19 @@ pub(super) const RULES: RecordedRules = RecordedRules {
     kept: RECORDS,
     table: FILTER,
     is_of: |part, family| {
-        let pod = FirewallPart::deserialize(part).ok().filter(|pod| pod.backend == RuleBackend::Iptables);
+        let pod =
+            FirewallPart::deserialize(part).ok().filter(|pod| pod.backend == RuleBackend::Iptables);
         pod.is_some_and(|pod| !ips_of_family(&pod.ips, family).is_empty())
     },
     plan: |table, family, stored, all| {
-        let (owner, pod) = (stored.attachment_id(), FirewallPart::deserialize(&stored.content).ok()?);
+        let (owner, pod) =
+            (stored.attachment_id(), FirewallPart::deserialize(&stored.content).ok()?);
         // The reference does not accept published ports.
         let is_recorded = RECORDS.has_instance(&owner.instance_id());
         create_address_rules(table, &pod, family, is_recorded);
-        if pod.policy != IngressPolicy::Open && decides_policy(stored, all, &|part| (RULES.is_of)(part, family)) {
+        if pod.policy != IngressPolicy::Open
+            && decides_policy(stored, all, &|part| (RULES.is_of)(part, family))
+        {
             restore_policy(table, owner.network, &pod, is_recorded, all.is_empty());
         }
         None
@@ -130,7 +135,12 @@ fn ips_of_family(ips: &[IpAddr], family: IpFamily) -> Vec<IpAddr> {
 }
 
 /// Adds the rules for the addresses of one family.
-fn create_address_rules(table: &mut IptablesTable, pod: &FirewallPart, family: IpFamily, publishes: bool) {
+fn create_address_rules(
+    table: &mut IptablesTable,
+    pod: &FirewallPart,
+    family: IpFamily,
+    publishes: bool,
+) {
     if let Some(admin) = &pod.admin {
         add_shared_chains(table, admin);
         for ip in ips_of_family(&pod.ips, family) {
@@ -182,8 +192,12 @@ fn restore_policy(
 /// Whether the table has a rule of another policy of the bridge. Rules that others add for the bridge are no policy.
 fn is_other_policy_in_force(table: &IptablesTable, bridge: &str, policy: IngressPolicy) -> bool {
     let own = bridge_rules(bridge, policy);
-    let mut others = [IngressPolicy::SameBridge, IngressPolicy::Isolated].into_iter().filter(|other| *other != policy);
-    others.any(|other| bridge_rules(bridge, other).iter().any(|rule| !own.contains(rule) && table.has_rule(rule)))
+    let mut others = [IngressPolicy::SameBridge, IngressPolicy::Isolated]
+        .into_iter()
+        .filter(|other| *other != policy);
+    others.any(|other| {
+        bridge_rules(bridge, other).iter().any(|rule| !own.contains(rule) && table.has_rule(rule))
+    })
 }
 
 /// Whether a rule belongs to another policy of the bridge.
@@ -239,12 +253,17 @@ pub(super) fn delete_rules(
 ) -> Result<()> {
     let mut chains = vec![CNI_FORWARD];
     chains.extend(own.iter().flat_map(|_| [STAGE_1, STAGE_2]));
-    filter.delete_iptables_rules(FILTER, &CHAINS, ChainScope::named_chains(&chains), &|table, family| {
-        remove_address_rules(table, &unshared_ips(ips, family, owner));
-        if let Some(link) = own {
-            table.delete_rules(|rule| is_policy_rule(rule, link));
-        }
-    })
+    filter.delete_iptables_rules(
+        FILTER,
+        &CHAINS,
+        ChainScope::named_chains(&chains),
+        &|table, family| {
+            remove_address_rules(table, &unshared_ips(ips, family, owner));
+            if let Some(link) = own {
+                table.delete_rules(|rule| is_policy_rule(rule, link));
+            }
+        },
+    )
 }
 
 /// The addresses of the family that no other attachment than the owner has.
@@ -268,10 +287,16 @@ fn is_leased_to_other(ip: IpAddr, owner: AttachmentId<'_>) -> bool {
 }
 
 /// Removes the rules of `stale` attachments, and the policies of links that are not in use.
-pub(super) fn remove_stale_rules(filter: &PacketFilter, stale: &[StoredRecord<FirewallPart>]) -> Result<()> {
+pub(super) fn remove_stale_rules(
+    filter: &PacketFilter,
+    stale: &[StoredRecord<FirewallPart>],
+) -> Result<()> {
     filter.delete_iptables_rules(FILTER, &CHAINS, ChainScope::All, &|table, family| {
         for kept in stale {
-            remove_address_rules(table, &unshared_ips(&kept.content.ips, family, kept.attachment_id()));
+            remove_address_rules(
+                table,
+                &unshared_ips(&kept.content.ips, family, kept.attachment_id()),
+            );
         }
         table.delete_duplicates(&cni_forward_jump());
         table.delete_duplicates(&isolation_jump());
@@ -321,7 +346,9 @@ pub(super) fn create_ownerless_rules(
 
 /// Removes the rules that the reference does not have and would not delete; the other rules remain.
 pub(super) fn remove_published_rules(filter: &PacketFilter) -> Result<()> {
-    filter.delete_iptables_rules(FILTER, &CHAINS, ChainScope::All, &|table, _| table.delete_rules(is_published_rule))
+    filter.delete_iptables_rules(FILTER, &CHAINS, ChainScope::All, &|table, _| {
+        table.delete_rules(is_published_rule);
+    })
 }
 
 fn is_published_rule(rule: &IptablesRule) -> bool {

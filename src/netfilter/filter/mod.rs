@@ -95,7 +95,11 @@ impl IngressPolicy {
 /// Whether this record decides the policy that is restored on a bridge that has lost its policy. The latest record with
 /// rules decides among those with the same back end, network and bridge; among records of one second, the one with the
 /// strictest policy.
-fn decides_policy(kept: &StoredRecord<Value>, all: &[StoredRecord<Value>], has_rules: &dyn Fn(&Value) -> bool) -> bool {
+fn decides_policy(
+    kept: &StoredRecord<Value>,
+    all: &[StoredRecord<Value>],
+    has_rules: &dyn Fn(&Value) -> bool,
+) -> bool {
     fn place(kept: &StoredRecord<Value>) -> (Option<&Value>, &str, Option<&Value>) {
         (kept.content.get("backend"), kept.attachment_id().network, kept.content.get("bridge"))
     }
@@ -105,7 +109,8 @@ fn decides_policy(kept: &StoredRecord<Value>, all: &[StoredRecord<Value>], has_r
         (kept.record.created, policy.map(|policy| policy as u8), owner.id, owner.ifname)
     }
     // Parts are decoded last, and only up to the first such record: a table may have the rules of hundreds.
-    let mut later = all.iter().filter(|other| place(other) == place(kept) && rank(other) > rank(kept));
+    let mut later =
+        all.iter().filter(|other| place(other) == place(kept) && rank(other) > rank(kept));
     !later.any(|other| has_rules(&other.content))
 }
 
@@ -116,14 +121,19 @@ pub fn add_rules(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &FirewallP
         RECORDS.add_part(owner, pod);
         return Ok(nft::add_elements(filter, owner, pod)?);
     }
-    let mut former = RECORDS.read_content::<FirewallPart>(owner).map(|pod| pod.ips).unwrap_or_default();
+    let mut former =
+        RECORDS.read_content::<FirewallPart>(owner).map(|pod| pod.ips).unwrap_or_default();
     former.retain(|ip| !pod.ips.contains(ip));
     RECORDS.add_part(owner, pod);
     iptables::add_rules(filter, owner, pod, &former)
 }
 
 /// Whether one of the addresses is accepted by `nf_tables`.
-pub fn has_nft_elements(filter: &PacketFilter, owner: AttachmentId<'_>, ips: &[IpAddr]) -> Result<bool> {
+pub fn has_nft_elements(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    ips: &[IpAddr],
+) -> Result<bool> {
     Ok(nft::has_elements(filter.nft_socket()?, owner, ips)?)
 }
 
@@ -169,11 +179,16 @@ fn unused_policy_links(mut policies: HashSet<String>) -> HashSet<String> {
         return HashSet::new();
     };
     let masters: HashSet<_> = links.iter().filter_map(|link| link.master).collect();
-    let is_used = |link: &&Link| link.kind.as_deref() != Some("bridge") || masters.contains(&link.index);
+    let is_used =
+        |link: &&Link| link.kind.as_deref() != Some("bridge") || masters.contains(&link.index);
     for link in links.iter().filter(is_used) {
         policies.remove(&link.name);
     }
-    for bridge in RECORDS.restorable_parts::<FirewallPart>().into_iter().filter_map(|kept| kept.content.bridge) {
+    for bridge in RECORDS
+        .restorable_parts::<FirewallPart>()
+        .into_iter()
+        .filter_map(|kept| kept.content.bridge)
+    {
         policies.remove(&bridge);
     }
     policies
@@ -181,9 +196,15 @@ fn unused_policy_links(mut policies: HashSet<String>) -> HashSet<String> {
 
 /// Removes the rules of the network's attachments that are not among `valid`, and the policies of links that are not in
 /// use; with `nf_tables`, if no attachment is valid, the policies of the network, too.
-pub fn remove_stale_rules(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
+pub fn remove_stale_rules(
+    filter: &PacketFilter,
+    network: &str,
+    valid: &[AttachmentId<'_>],
+) -> Result<()> {
     let mut stale: Vec<_> = RECORDS.iter_parts::<FirewallPart>().collect();
-    stale.retain(|kept| kept.attachment_id().network == network && !valid.contains(&kept.attachment_id()));
+    stale.retain(|kept| {
+        kept.attachment_id().network == network && !valid.contains(&kept.attachment_id())
+    });
     join_outcomes([
         RECORDS.remove_stale_parts(network, valid),
         iptables::remove_stale_rules(filter, &stale),

@@ -48,20 +48,27 @@ use crate::attachment::StoredRecord;
 use crate::netfilter::backend::{PacketFilter, RuleBackend};
 use crate::netfilter::elements::{RecordedElements, differing_data, elements_of_part};
 use crate::netfilter::layout::{LayoutTransaction, TableLayout};
-use crate::netfilter::names::{AttachmentId, has_same_owner, network_hash, network_label, stale_matcher};
+use crate::netfilter::names::{
+    AttachmentId, has_same_owner, network_hash, network_label, stale_matcher,
+};
 use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
-    BRIDGE_FILTER, CT_STATE_ANSWERS, FILTER, NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable,
-    NftValue, PacketField, SetElement, TableFamily, ValueType,
+    BRIDGE_FILTER, CT_STATE_ANSWERS, FILTER, NetfilterHook, NftBatch, NftChain, NftRule, NftSet,
+    NftSocket, NftTable, NftValue, PacketField, SetElement, TableFamily, ValueType,
 };
 use cni::error;
 
-const TABLE: NftTable<'_> = NftTable::new_inet("cnibox_firewall").with_comment("cnibox: plugin firewall");
-const FORWARD: NftChain<'_> = TABLE.named_chain("forward").at_filter_hook(NetfilterHook::Forward, FILTER);
-const ISOLATION: NftChain<'_> = TABLE.named_chain("isolation").with_comment("between bridges with a policy");
-const ADMIN: NftChain<'_> = TABLE.named_chain("admin").with_comment("the administrator's own rules");
+const TABLE: NftTable<'_> =
+    NftTable::new_inet("cnibox_firewall").with_comment("cnibox: plugin firewall");
+const FORWARD: NftChain<'_> =
+    TABLE.named_chain("forward").at_filter_hook(NetfilterHook::Forward, FILTER);
+const ISOLATION: NftChain<'_> =
+    TABLE.named_chain("isolation").with_comment("between bridges with a policy");
+const ADMIN: NftChain<'_> =
+    TABLE.named_chain("admin").with_comment("the administrator's own rules");
 const BRIDGES: NftSet<'_> = TABLE.named_set("bridges", &[ValueType::IfName]);
-const SAME_BRIDGE: NftSet<'_> = TABLE.named_set("same_bridge", &[ValueType::IfName, ValueType::IfName]);
+const SAME_BRIDGE: NftSet<'_> =
+    TABLE.named_set("same_bridge", &[ValueType::IfName, ValueType::IfName]);
 
 const FRAMES: NftTable<'_> =
     NftTable::new(TableFamily::Bridge, "cnibox_firewall").with_comment("cnibox: plugin firewall");
@@ -71,8 +78,10 @@ const FRAMES_FORWARD: NftChain<'_> =
 const PORTS: NftSet<'_> = FRAMES.named_set("ports", &[ValueType::IfName]);
 
 /// The containers' addresses of IPv4 and IPv6; the comment of an element is its owner.
-const PODS: [NftSet<'_>; 2] =
-    [TABLE.named_set("pods4", &[ValueType::Ipv4Addr]), TABLE.named_set("pods6", &[ValueType::Ipv6Addr])];
+const PODS: [NftSet<'_>; 2] = [
+    TABLE.named_set("pods4", &[ValueType::Ipv4Addr]),
+    TABLE.named_set("pods6", &[ValueType::Ipv6Addr]),
+];
 
 /// All sets of both tables.
 pub(super) const SETS: [NftSet<'_>; 5] = [PODS[0], PODS[1], BRIDGES, SAME_BRIDGE, PORTS];
@@ -84,7 +93,9 @@ const NEIGHBOURS_PORTS: &str = "published ports of neighbours";
 
 fn address_elements(owner: AttachmentId<'_>, ips: &[IpAddr]) -> Vec<SetElement> {
     let label = owner.object_label();
-    ips.iter().map(|ip| PODS[usize::from(ip.is_ipv6())].element_with_key(*ip).with_comment(&label)).collect()
+    ips.iter()
+        .map(|ip| PODS[usize::from(ip.is_ipv6())].element_with_key(*ip).with_comment(&label))
+        .collect()
 }
 
 /// The elements of an attachment, and whether they are to be present or absent. With the back end iptables only the
@@ -109,20 +120,33 @@ fn desired_elements(owner: AttachmentId<'_>, pod: &FirewallPart) -> Vec<(SetElem
     all
 }
 
-pub(super) fn add_elements(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &FirewallPart) -> NetlinkResult<()> {
-    let needed = if pod.policy == IngressPolicy::Isolated { &LAYOUTS[..] } else { &[PACKET_LAYOUT] };
+pub(super) fn add_elements(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    pod: &FirewallPart,
+) -> NetlinkResult<()> {
+    let needed =
+        if pod.policy == IngressPolicy::Isolated { &LAYOUTS[..] } else { &[PACKET_LAYOUT] };
     apply_elements(filter, &desired_elements(owner, pod), needed)
 }
 
 /// With the back end iptables: isolates the ports, or ends their isolation.
-pub(super) fn isolate_ports(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &FirewallPart) -> NetlinkResult<()> {
+pub(super) fn isolate_ports(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    pod: &FirewallPart,
+) -> NetlinkResult<()> {
     if pod.policy == IngressPolicy::Isolated || filter.nft_socket()?.has_object(FRAMES)? {
         apply_elements(filter, &desired_elements(owner, pod), &[FRAME_LAYOUT])?;
     }
     Ok(())
 }
 
-fn apply_elements(filter: &PacketFilter, all: &[(SetElement, bool)], needed: &[TableLayout]) -> NetlinkResult<()> {
+fn apply_elements(
+    filter: &PacketFilter,
+    all: &[(SetElement, bool)],
+    needed: &[TableLayout],
+) -> NetlinkResult<()> {
     let elements: Vec<_> = all.iter().map(|(element, _)| element.clone()).collect();
     filter.own_tables()?.change_tables(needed, &elements, &mut |change, found| {
         for ((element, is_present), found) in all.iter().zip(&found) {
@@ -159,8 +183,10 @@ pub(super) fn restore_elements(change: &mut LayoutTransaction<'_>) {
     for kept in &all {
         // What is left of a policy is that of the latest ADD, which may be gone.
         let bridge = kept.content.get("bridge").and_then(Value::as_str);
-        let has_policy = bridge.is_some_and(|bridge| change.has_occupant(&BRIDGES.element_with_key(bridge)));
-        let restores = (!has_policy || change.was_flushed(SAME_BRIDGE)) && decides_policy(kept, &all, &|_| true);
+        let has_policy =
+            bridge.is_some_and(|bridge| change.has_occupant(&BRIDGES.element_with_key(bridge)));
+        let restores = (!has_policy || change.was_flushed(SAME_BRIDGE))
+            && decides_policy(kept, &all, &|_| true);
         let mut elements = (ELEMENTS.of_part)(kept.attachment_id(), &kept.content);
         elements.retain(|element| restores || ![BRIDGES, SAME_BRIDGE].contains(&element.set));
         for element in &elements {
@@ -180,7 +206,9 @@ const PACKET_LAYOUT: TableLayout = TableLayout {
             &[
                 ("neighbours", || to_same_bridge(NftRule::new(), PacketField::Iifname)),
                 (ANSWERS, || if_answer(NftRule::new().match_dnat()).return_to_caller()),
-                (NEIGHBOURS_PORTS, || to_same_bridge(NftRule::new().match_dnat(), PacketField::Oifname)),
+                (NEIGHBOURS_PORTS, || {
+                    to_same_bridge(NftRule::new().match_dnat(), PacketField::Oifname)
+                }),
                 ("others", || NftRule::new().drop()),
             ],
         ),
@@ -192,8 +220,12 @@ const PACKET_LAYOUT: TableLayout = TableLayout {
                     from.in_set(&[PacketField::Oifname], BRIDGES).jump_to(ISOLATION.name)
                 }),
                 ("the administrator's own rules", || NftRule::new().jump_to(ADMIN.name)),
-                ("answers to containers", || accept_if(if_answer(NftRule::new()), PacketField::IpDaddr)),
-                ("IPv6 answers to containers", || accept_if(if_answer(NftRule::new()), PacketField::Ip6Daddr)),
+                ("answers to containers", || {
+                    accept_if(if_answer(NftRule::new()), PacketField::IpDaddr)
+                }),
+                ("IPv6 answers to containers", || {
+                    accept_if(if_answer(NftRule::new()), PacketField::Ip6Daddr)
+                }),
                 ("from containers", || accept_if(NftRule::new(), PacketField::IpSaddr)),
                 ("IPv6 from containers", || accept_if(NftRule::new(), PacketField::Ip6Saddr)),
                 (PUBLISHED, || accept_if(NftRule::new().match_dnat(), PacketField::IpDaddr)),
@@ -225,7 +257,9 @@ const FRAME_LAYOUT: TableLayout = TableLayout {
     chains: &[(
         FRAMES_FORWARD,
         &[
-            ("from isolated ports", || NftRule::new().in_set(&[PacketField::Iifname], PORTS).drop()),
+            ("from isolated ports", || {
+                NftRule::new().in_set(&[PacketField::Iifname], PORTS).drop()
+            }),
             ("to isolated ports", || NftRule::new().in_set(&[PacketField::Oifname], PORTS).drop()),
         ],
     )],
@@ -233,12 +267,20 @@ const FRAME_LAYOUT: TableLayout = TableLayout {
 };
 
 /// The attachment's elements with these addresses, or, if `ips` is empty, all of its elements.
-fn find_own_elements(nft: &NftSocket, owner: AttachmentId<'_>, ips: &[IpAddr]) -> NetlinkResult<Vec<SetElement>> {
+fn find_own_elements(
+    nft: &NftSocket,
+    owner: AttachmentId<'_>,
+    ips: &[IpAddr],
+) -> NetlinkResult<Vec<SetElement>> {
     nft.find_elements_by_comment(&PODS, &address_elements(owner, ips), &owner.comment_matcher())
 }
 
 /// Whether one of the addresses is the attachment's.
-pub(super) fn has_elements(nft: &NftSocket, owner: AttachmentId<'_>, ips: &[IpAddr]) -> NetlinkResult<bool> {
+pub(super) fn has_elements(
+    nft: &NftSocket,
+    owner: AttachmentId<'_>,
+    ips: &[IpAddr],
+) -> NetlinkResult<bool> {
     Ok(!find_own_elements(nft, owner, ips)?.is_empty())
 }
 
@@ -276,7 +318,8 @@ pub(super) fn delete_elements(
         let mut found = find_own_elements(nft, owner, ips)?;
         found.extend(nft.find_elements_by_comment(&[PORTS], &ports, &owner.comment_matcher())?);
         if let Some(link) = own {
-            let policy = [BRIDGES.element_with_key(link), SAME_BRIDGE.element_with_key((link, link))];
+            let policy =
+                [BRIDGES.element_with_key(link), SAME_BRIDGE.element_with_key((link, link))];
             found.extend(nft.read_elements(&policy)?.into_iter().flatten());
         }
         Ok(found)
@@ -285,7 +328,11 @@ pub(super) fn delete_elements(
 
 /// Removes stale elements, if no attachment is valid all elements of the network, and the policies of links that are
 /// not in use.
-pub(super) fn remove_stale_elements(nft: &NftSocket, network: &str, valid: &[AttachmentId<'_>]) -> NetlinkResult<()> {
+pub(super) fn remove_stale_elements(
+    nft: &NftSocket,
+    network: &str,
+    valid: &[AttachmentId<'_>],
+) -> NetlinkResult<()> {
     let (hash, is_stale) = (network_hash(network), stale_matcher(network, valid));
     let which = |comment: Option<&str>| {
         is_stale(comment) || comment.is_some_and(|text| valid.is_empty() && text.starts_with(&hash))
@@ -297,7 +344,8 @@ pub(super) fn remove_stale_elements(nft: &NftSocket, network: &str, valid: &[Att
     ELEMENTS.delete_found(nft, None, &mut |nft, _| {
         let mut found = nft.find_elements(&SETS, &[])?;
         let unused = unused_policy_links(found.iter().filter_map(link).collect());
-        let is_left = |element: &SetElement| link(element).is_some_and(|link| unused.contains(&link));
+        let is_left =
+            |element: &SetElement| link(element).is_some_and(|link| unused.contains(&link));
         found.retain(|element| which(element.comment.as_deref()) || is_left(element));
         Ok(found)
     })
@@ -316,8 +364,10 @@ pub(super) fn read_content(nft: &NftSocket) -> NetlinkResult<(Vec<IpAddr>, Bridg
     }
     for element in nft.find_elements(&[BRIDGES], &[])? {
         let Some(NftValue::IfName(bridge)) = element.key.0.first() else { continue };
-        let open_inside = nft.read_element(&SAME_BRIDGE.element_with_key((bridge.as_str(), bridge.as_str())))?;
-        let policy = if open_inside.is_some() { IngressPolicy::SameBridge } else { IngressPolicy::Isolated };
+        let open_inside =
+            nft.read_element(&SAME_BRIDGE.element_with_key((bridge.as_str(), bridge.as_str())))?;
+        let policy =
+            if open_inside.is_some() { IngressPolicy::SameBridge } else { IngressPolicy::Isolated };
         bridges.push((bridge.clone(), policy));
     }
     Ok((ips, bridges))

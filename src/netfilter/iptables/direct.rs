@@ -11,7 +11,8 @@ use super::table::{IptablesRule, IptablesTable, TableChange};
 use super::{ChainScope, nft_table_for};
 use crate::netlink::IpFamily;
 use crate::netlink::nftables::{
-    self, DSTNAT, FILTER, ForeignRule, NetfilterHook, NftBatch, NftChain, NftSocket, RAW, RulePosition, SRCNAT,
+    self, DSTNAT, FILTER, ForeignRule, NetfilterHook, NftBatch, NftChain, NftSocket, RAW,
+    RulePosition, SRCNAT,
 };
 use cni::error::{Error, ErrorCode, Result};
 
@@ -81,19 +82,32 @@ pub(super) fn update_table(
 }
 
 impl TableSnapshot {
-    fn read_scope(nft: &NftSocket, family: IpFamily, name: &str, scope: ChainScope<'_>) -> Result<TableSnapshot> {
-        let table = IptablesTable { is_partial: !matches!(scope, ChainScope::All), ..IptablesTable::new_empty(name) };
+    fn read_scope(
+        nft: &NftSocket,
+        family: IpFamily,
+        name: &str,
+        scope: ChainScope<'_>,
+    ) -> Result<TableSnapshot> {
+        let table = IptablesTable {
+            is_partial: !matches!(scope, ChainScope::All),
+            ..IptablesTable::new_empty(name)
+        };
         let mut found = TableSnapshot { table, handles: Vec::new() };
         match scope {
             ChainScope::All => {
                 let all = nft.dump_chains(nft_table_for(family, name))?;
-                let needed = all.iter().filter(|chain| chain.base.is_some() || chain.name.starts_with(CNI));
+                let needed =
+                    all.iter().filter(|chain| chain.base.is_some() || chain.name.starts_with(CNI));
                 let needed: HashSet<&str> = needed.map(|chain| chain.name.as_str()).collect();
                 if needed.len() >= FEW && needed.len() * 2 >= all.len() {
                     let rules = nft.dump_foreign_rules(nft_table_for(family, name), None)?;
-                    found.add_rules(family, rules.into_iter().filter(|rule| needed.contains(rule.chain.as_str())));
+                    found.add_rules(
+                        family,
+                        rules.into_iter().filter(|rule| needed.contains(rule.chain.as_str())),
+                    );
                 } else {
-                    let mut needed = all.iter().filter(|chain| needed.contains(chain.name.as_str()));
+                    let mut needed =
+                        all.iter().filter(|chain| needed.contains(chain.name.as_str()));
                     needed.try_for_each(|chain| found.read_rules(nft, family, &chain.name))?;
                 }
                 found.table.chains.extend(all.iter().map(|chain| chain.name.clone()));
@@ -106,7 +120,9 @@ impl TableSnapshot {
                     .table
                     .rules
                     .iter()
-                    .filter_map(|rule| leads_on(rule).then(|| rule.option_value("-j"))?.map(str::to_owned))
+                    .filter_map(|rule| {
+                        leads_on(rule).then(|| rule.option_value("-j"))?.map(str::to_owned)
+                    })
                     .collect();
                 for chain in next {
                     if !chains.contains(&chain.as_str()) && !found.table.has_chain(&chain) {
@@ -122,7 +138,9 @@ impl TableSnapshot {
         let before = self.handles.len();
         self.read_rules(nft, family, chain)?;
         let has_rules = self.handles.len() > before;
-        if has_rules || nft.has_object(nft_table_for(family, &self.table.name).named_chain(chain))? {
+        if has_rules
+            || nft.has_object(nft_table_for(family, &self.table.name).named_chain(chain))?
+        {
             self.table.chains.push(chain.to_owned());
         }
         Ok(())
@@ -149,7 +167,10 @@ impl TableSnapshot {
         let table = nft_table_for(family, name);
         let mut batch = NftBatch::new();
         if changes.iter().any(|change| {
-            !matches!(change, TableChange::Delete(_) | TableChange::Flush(_) | TableChange::DeleteChain(_))
+            !matches!(
+                change,
+                TableChange::Delete(_) | TableChange::Flush(_) | TableChange::DeleteChain(_)
+            )
         }) {
             batch.ensure_object(table);
         }
@@ -169,7 +190,8 @@ impl TableSnapshot {
                     let place = match change {
                         TableChange::Insert { after: 0, .. } => RulePosition::Beginning,
                         TableChange::Insert { after, .. } => {
-                            let mut present = self.handles.iter().filter(|(r, _)| r.chain == rule.chain);
+                            let mut present =
+                                self.handles.iter().filter(|(r, _)| r.chain == rule.chain);
                             RulePosition::After(present.nth(after - 1)?.1)
                         }
                         _ => RulePosition::End,
@@ -195,7 +217,11 @@ impl TableSnapshot {
 }
 
 /// A built-in chain of iptables, if the table has one of this name.
-fn base_chain<'a>(table: nftables::NftTable<'a>, name: &str, chain: &'a str) -> Option<NftChain<'a>> {
+fn base_chain<'a>(
+    table: nftables::NftTable<'a>,
+    name: &str,
+    chain: &'a str,
+) -> Option<NftChain<'a>> {
     let hook = match chain {
         "PREROUTING" => NetfilterHook::Prerouting,
         "INPUT" => NetfilterHook::Input,
@@ -206,7 +232,9 @@ fn base_chain<'a>(table: nftables::NftTable<'a>, name: &str, chain: &'a str) -> 
     };
     let chain = table.named_chain(chain);
     Some(match (name, hook) {
-        ("nat", NetfilterHook::Prerouting | NetfilterHook::Output) => chain.at_nat_hook(hook, DSTNAT),
+        ("nat", NetfilterHook::Prerouting | NetfilterHook::Output) => {
+            chain.at_nat_hook(hook, DSTNAT)
+        }
         ("nat", _) => chain.at_nat_hook(hook, SRCNAT),
         ("raw", _) => chain.at_filter_hook(hook, RAW),
         _ => chain.at_filter_hook(hook, FILTER),

@@ -16,7 +16,9 @@ use ipnet::IpNet;
 
 use super::extensions::{IptablesMatch, IptablesTarget};
 use crate::netlink::IpFamily;
-use crate::netlink::nftables::{LoadedField, NftRule, PacketField, RuleExpression, TransportProtocol};
+use crate::netlink::nftables::{
+    LoadedField, NftRule, PacketField, RuleExpression, TransportProtocol,
+};
 use cni::ip::host_net;
 
 /// The word that stands for expressions which are not decoded. No rule of this program contains it, so a rule with such
@@ -82,9 +84,11 @@ pub(super) fn decode_rule(expressions: &[RuleExpression], family: IpFamily) -> V
                 mask = Some(bits.clone());
                 xor.iter().all(|byte| *byte == 0)
             }
-            RuleExpression::Compare { is_equal, value } => {
-                field.and_then(|field| rule.add_condition(family, field, mask.as_deref(), *is_equal, value)).is_some()
-            }
+            RuleExpression::Compare { is_equal, value } => field
+                .and_then(|field| {
+                    rule.add_condition(family, field, mask.as_deref(), *is_equal, value)
+                })
+                .is_some(),
             RuleExpression::Match(extension) => {
                 let decoded = IptablesMatch::from_extension(extension, rule.proto);
                 rule.matches.extend(decoded.clone());
@@ -154,7 +158,8 @@ impl DecodedRule {
                 words.extend([option.to_owned(), value]);
             }
         };
-        let text = |net: &NegatableValue<IpNet>| net.map(|(is_equal, net)| (is_equal, net.to_string()));
+        let text =
+            |net: &NegatableValue<IpNet>| net.map(|(is_equal, net)| (is_equal, net.to_string()));
         condition("-s", text(&self.from));
         condition("-d", text(&self.to));
         condition("-i", self.iif.clone());
@@ -202,12 +207,14 @@ fn parse_words(words: &[String]) -> Option<DecodedRule> {
             "-o" => rule.oif = Some((is_equal, parse_interface(value)?)),
             _ if !is_equal => return None,
             "-p" => {
-                let known = [TransportProtocol::Tcp, TransportProtocol::Udp, TransportProtocol::Sctp];
+                let known =
+                    [TransportProtocol::Tcp, TransportProtocol::Udp, TransportProtocol::Sctp];
                 rule.proto = Some(known.into_iter().find(|l4| l4.to_string() == value)?);
             }
             "-m" => {
                 let (option, argument) = (words.next()?, words.next()?);
-                rule.matches.push(IptablesMatch::parse_option(value, option, argument, rule.proto)?);
+                rule.matches
+                    .push(IptablesMatch::parse_option(value, option, argument, rule.proto)?);
             }
             "-j" => {
                 let rest: Vec<&str> = words.by_ref().collect();
@@ -222,7 +229,10 @@ fn parse_words(words: &[String]) -> Option<DecodedRule> {
 
 /// Parses a prefix; `None` for the prefix of all addresses, for which iptables writes nothing.
 fn parse_prefix(text: &str) -> Option<IpNet> {
-    text.parse::<IpNet>().ok().or_else(|| text.parse().ok().map(host_net)).filter(|net| net.prefix_len() != 0)
+    text.parse::<IpNet>()
+        .ok()
+        .or_else(|| text.parse().ok().map(host_net))
+        .filter(|net| net.prefix_len() != 0)
 }
 
 fn parse_interface(text: &str) -> Option<String> {
@@ -275,12 +285,16 @@ mod tests {
         ] {
             assert_eq!(encode_rule(&split(line), IpFamily::V4), None, "{line}");
         }
-        assert_eq!(encode_rule(&split("-j DNAT --to-destination [fd00::1]:80"), IpFamily::V4), None);
+        assert_eq!(
+            encode_rule(&split("-j DNAT --to-destination [fd00::1]:80"), IpFamily::V4),
+            None
+        );
     }
 
     #[test]
     fn rules_that_cannot_be_decoded_are_not_own_rules() {
-        let expressions = [RuleExpression::Other, RuleExpression::Verdict(PacketVerdict::jump_to("CNI-X"))];
+        let expressions =
+            [RuleExpression::Other, RuleExpression::Verdict(PacketVerdict::jump_to("CNI-X"))];
         let words = decode_rule(&expressions, IpFamily::V4);
         assert_eq!(words, split("(other) -j CNI-X"));
         assert_eq!(encode_rule(&words, IpFamily::V4), None);

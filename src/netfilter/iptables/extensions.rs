@@ -20,8 +20,15 @@ const TO_LOCAL: u16 = 1 << 2;
 /// `XT_CONNTRACK_STATE`
 const BY_STATE: u16 = 1;
 /// The states of connections in the order of iptables-save: `XT_CONNTRACK_STATE_*`.
-const STATES: [(&str, u16); 7] =
-    [("INVALID", 1), ("NEW", 8), ("RELATED", 4), ("ESTABLISHED", 2), ("UNTRACKED", 256), ("SNAT", 64), ("DNAT", 128)];
+const STATES: [(&str, u16); 7] = [
+    ("INVALID", 1),
+    ("NEW", 8),
+    ("RELATED", 4),
+    ("ESTABLISHED", 2),
+    ("UNTRACKED", 256),
+    ("SNAT", 64),
+    ("DNAT", 128),
+];
 /// The offset of `match_flags` in `struct xt_conntrack_mtinfo3`, after addresses, times, protocol and ports.
 const CONNTRACK_FLAGS: usize = 128 + 8 + 10;
 /// `NF_NAT_RANGE_MAP_IPS | NF_NAT_RANGE_PROTO_SPECIFIED`
@@ -61,8 +68,12 @@ impl IptablesMatch {
                 let names: Vec<&str> = set.map(|(name, _)| *name).collect();
                 words(&["-m", "conntrack", "--ctstate", &names.join(",")])
             }
-            IptablesMatch::Mark { value, mask } => words(&["-m", "mark", "--mark", &format_mark(*value, *mask)]),
-            IptablesMatch::Dport(proto, port) => words(&["-m", &proto.to_string(), "--dport", &port.to_string()]),
+            IptablesMatch::Mark { value, mask } => {
+                words(&["-m", "mark", "--mark", &format_mark(*value, *mask)])
+            }
+            IptablesMatch::Dport(proto, port) => {
+                words(&["-m", &proto.to_string(), "--dport", &port.to_string()])
+            }
         }
     }
 
@@ -78,13 +89,15 @@ impl IptablesMatch {
                 IptablesMatch::Comment(Some(value).filter(|text| text.len() < COMMENT)?.to_owned())
             }
             ("multiport", "--dports") => {
-                let ports: Vec<u16> = value.split(',').map(|port| port.parse().ok()).collect::<Option<_>>()?;
+                let ports: Vec<u16> =
+                    value.split(',').map(|port| port.parse().ok()).collect::<Option<_>>()?;
                 IptablesMatch::Dports(Some(ports).filter(|ports| ports.len() <= MULTIPORT)?)
             }
             ("addrtype", "--dst-type") if value == "LOCAL" => IptablesMatch::ToLocal,
             ("conntrack", "--ctstate") => {
                 let bit = |name| STATES.iter().find(|(known, _)| *known == name);
-                let bits: Option<Vec<u16>> = value.split(',').map(|name| Some(bit(name)?.1)).collect();
+                let bits: Option<Vec<u16>> =
+                    value.split(',').map(|name| Some(bit(name)?.1)).collect();
                 IptablesMatch::State(bits?.into_iter().fold(0, |all, bit| all | bit))
             }
             ("mark", "--mark") => {
@@ -120,7 +133,9 @@ impl IptablesMatch {
             }
             // struct xt_conntrack_mtinfo3
             IptablesMatch::State(states) => {
-                info.push_zeros(CONNTRACK_FLAGS).push_u16(&[BY_STATE, 0, *states]).push_zeros(2 + 8);
+                info.push_zeros(CONNTRACK_FLAGS)
+                    .push_u16(&[BY_STATE, 0, *states])
+                    .push_zeros(2 + 8);
                 ("conntrack", 3)
             }
             // struct xt_mark_mtinfo1
@@ -154,11 +169,15 @@ impl IptablesMatch {
         let decoded = match extension.name.as_str() {
             "comment" => {
                 let end = info.iter().position(|byte| *byte == 0)?;
-                return Some(IptablesMatch::Comment(String::from_utf8_lossy(&info[..end]).into_owned()));
+                return Some(IptablesMatch::Comment(
+                    String::from_utf8_lossy(&info[..end]).into_owned(),
+                ));
             }
             "multiport" => {
                 let count = usize::from(*info.get(1)?);
-                IptablesMatch::Dports((0..count).map(|at| short(2 + 2 * at)).collect::<Option<_>>()?)
+                IptablesMatch::Dports(
+                    (0..count).map(|at| short(2 + 2 * at)).collect::<Option<_>>()?,
+                )
             }
             "addrtype" => IptablesMatch::ToLocal,
             "conntrack" => IptablesMatch::State(short(CONNTRACK_FLAGS + 4)?),
@@ -209,7 +228,9 @@ impl IptablesTarget {
             }
             // The targets of iptables are modules, in capitals; chains of this program and of administrators are
             // not the names of targets.
-            (chain, []) if !TARGETS.contains(&chain) => IptablesTarget::Verdict(PacketVerdict::jump_to(chain)),
+            (chain, []) if !TARGETS.contains(&chain) => {
+                IptablesTarget::Verdict(PacketVerdict::jump_to(chain))
+            }
             _ => return None,
         })
     }
@@ -248,7 +269,10 @@ impl IptablesTarget {
         }
     }
 
-    pub(super) fn from_extension(extension: &CompatExtension, family: IpFamily) -> Option<IptablesTarget> {
+    pub(super) fn from_extension(
+        extension: &CompatExtension,
+        family: IpFamily,
+    ) -> Option<IptablesTarget> {
         let info = &extension.info;
         let word = |at: usize| Some(u32::from_ne_bytes(*info.get(at..)?.first_chunk()?));
         let decoded = match (extension.name.as_str(), extension.revision) {
@@ -349,7 +373,10 @@ mod tests {
         ];
         for one in matches {
             let proto = if let IptablesMatch::Dport(proto, _) = one { Some(proto) } else { None };
-            assert_eq!(IptablesMatch::from_extension(&one.to_extension(), proto).as_ref(), Some(&one));
+            assert_eq!(
+                IptablesMatch::from_extension(&one.to_extension(), proto).as_ref(),
+                Some(&one)
+            );
             let mut other = one.to_extension();
             if other.name != "comment" {
                 *other.info.last_mut().unwrap() = 1;

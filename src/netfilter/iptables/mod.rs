@@ -106,7 +106,10 @@ pub fn list_legacy_chain(family: IpFamily, table: &str, chain: &str) -> Option<V
     let programs = IPTables { cmd, has_check: true, has_wait: false, is_numeric: false };
     netns::require_home_netns().ok()?;
     let policy = format!("-P {chain} ");
-    programs.list(table, chain).ok().filter(|lines| lines.iter().any(|line| line.starts_with(&policy)))
+    programs
+        .list(table, chain)
+        .ok()
+        .filter(|lines| lines.iter().any(|line| line.starts_with(&policy)))
 }
 
 /// The programs for one family.
@@ -125,7 +128,8 @@ impl IptablesPrograms {
             IptablesFlavour::Nft => "-nft",
             IptablesFlavour::Legacy => "-legacy",
         };
-        let find = |suffix| cmd::find_program(&format!("{}{flavour}{suffix}", program_name(family)));
+        let find =
+            |suffix| cmd::find_program(&format!("{}{flavour}{suffix}", program_name(family)));
         let (save, restore) = (find("-save")?, find("-restore")?);
         let target = fs::canonicalize(&restore).ok();
         let target = target.as_deref().and_then(Path::file_name).unwrap_or_default();
@@ -142,9 +146,11 @@ impl IptablesPrograms {
     fn read_table(&self, name: &str) -> Result<IptablesTable> {
         let text = cmd::run_program(&self.save, &["-t", name], "")?.require_success()?;
         if text.lines().any(|line| line.starts_with('#') && line.contains("is incompatible")) {
-            let msg = format!("read iptables table {name}: it has rules that iptables cannot print");
-            return Err(Error::internal(msg)
-                .with_details("remove these rules of another program, or choose the back end \"nftables\""));
+            let msg =
+                format!("read iptables table {name}: it has rules that iptables cannot print");
+            return Err(Error::internal(msg).with_details(
+                "remove these rules of another program, or choose the back end \"nftables\"",
+            ));
         }
         // A read error in the middle of the table is not reported otherwise.
         if text.contains(&format!("*{name}\n")) && !text.contains("\nCOMMIT\n") {
@@ -227,7 +233,12 @@ impl<'n> IptablesHandle<'n> {
     ///
     /// Our processes are serialised by a lock. If the lock file cannot be created, there is no lock; a lock timeout is
     /// an error.
-    pub fn update_table(&self, name: &str, scope: ChainScope<'_>, plan: &dyn Fn(&mut IptablesTable)) -> Result<()> {
+    pub fn update_table(
+        &self,
+        name: &str,
+        scope: ChainScope<'_>,
+        plan: &dyn Fn(&mut IptablesTable),
+    ) -> Result<()> {
         let _lock = take_lock()?;
         self.update_locked(name, scope, plan)
     }
@@ -244,7 +255,12 @@ impl<'n> IptablesHandle<'n> {
         self.update_locked(name, scope, plan)
     }
 
-    fn update_locked(&self, name: &str, scope: ChainScope<'_>, plan: &dyn Fn(&mut IptablesTable)) -> Result<()> {
+    fn update_locked(
+        &self,
+        name: &str,
+        scope: ChainScope<'_>,
+        plan: &dyn Fn(&mut IptablesTable),
+    ) -> Result<()> {
         if let Some(nft) = self.nft
             && direct::update_table(nft, self.family, name, scope, plan)?
         {

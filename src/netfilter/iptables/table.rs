@@ -105,7 +105,9 @@ impl IptablesRule {
 }
 
 fn quote_word(word: &str) -> String {
-    if !word.is_empty() && word.chars().all(|c: char| c.is_ascii_alphanumeric() || "-_./:,!+=@%".contains(c)) {
+    if !word.is_empty()
+        && word.chars().all(|c: char| c.is_ascii_alphanumeric() || "-_./:,!+=@%".contains(c))
+    {
         return word.to_owned();
     }
     format!("\"{}\"", word.replace('\\', "\\\\").replace('"', "\\\""))
@@ -148,7 +150,9 @@ pub(in crate::netfilter) enum TableChange {
 impl TableChange {
     /// The line for iptables-restore.
     fn script_line(&self) -> String {
-        let with = |command: &str, rule: &IptablesRule| format!("{command} {}{}", rule.chain, rule.quoted_words());
+        let with = |command: &str, rule: &IptablesRule| {
+            format!("{command} {}{}", rule.chain, rule.quoted_words())
+        };
         match self {
             TableChange::NewChain(chain) => format!("-N {chain}"),
             TableChange::Append(rule) => with("-A", rule),
@@ -215,7 +219,9 @@ impl IptablesTable {
         self.changes
             .iter()
             .find(|change| match change {
-                TableChange::Append(rule) | TableChange::Insert { rule, .. } => !before.has_rule(rule),
+                TableChange::Append(rule) | TableChange::Insert { rule, .. } => {
+                    !before.has_rule(rule)
+                }
                 _ => false,
             })
             .or(self.changes.first())
@@ -271,7 +277,8 @@ impl IptablesTable {
     }
 
     pub fn delete_duplicates(&mut self, rule: &IptablesRule) {
-        let copies: Vec<IptablesRule> = self.rules.extract_if(.., |present| present == rule).collect();
+        let copies: Vec<IptablesRule> =
+            self.rules.extract_if(.., |present| present == rule).collect();
         self.changes.extend(copies.iter().skip(1).cloned().map(TableChange::Delete));
         self.rules.extend(copies.into_iter().take(1));
     }
@@ -369,7 +376,10 @@ COMMIT
         table.delete_chain_and_jumps("CNI-1");
         table.ensure_chain("CNI-3");
         table.append_unique(
-            IptablesRule::new("CNI-3").with_words(&["-p", "tcp"]).with_comment("a\nb").with_target("RETURN"),
+            IptablesRule::new("CNI-3")
+                .with_words(&["-p", "tcp"])
+                .with_comment("a\nb")
+                .with_target("RETURN"),
         );
         table.insert_unique(0, IptablesRule::new("CNI-3").with_target("ACCEPT"));
         let script = restore_script("nat", &table.changes).unwrap();
@@ -391,7 +401,9 @@ COMMIT
             assert_eq!(require_chain_name("key", good), Ok(()), "{good}");
         }
         let long = "01234567890123456789012345678";
-        for bad in ["", long, "-X", "!X", "a b", "a\nb", "a\tb", "a\"b", "a\\b", "ä", "a\0", "a\u{85}"] {
+        for bad in
+            ["", long, "-X", "!X", "a b", "a\nb", "a\tb", "a\"b", "a\\b", "ä", "a\0", "a\u{85}"]
+        {
             let error = require_chain_name("key", bad).unwrap_err();
             assert_eq!((error.code().0, error.message()), (7, &*format!("invalid key {bad:?}")));
         }
@@ -419,6 +431,10 @@ COMMIT
         table.append_unique(IptablesRule::new("X").with_words(&["-s", "a\nb"]));
         assert!(restore_script("nat", &table.changes).is_err());
         let rule = IptablesRule::new("X").with_comment("if: e\u{1}h");
-        assert_eq!(split_words(&rule.quoted_words()), rule.words, "a comment is found as it was written");
+        assert_eq!(
+            split_words(&rule.quoted_words()),
+            rule.words,
+            "a comment is found as it was written"
+        );
     }
 }

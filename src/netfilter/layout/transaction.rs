@@ -9,7 +9,9 @@ use serde::de::DeserializeOwned;
 use super::{RestorableState, RuleComparison, TableLayout, TableState};
 use crate::attachment::{RecordStore, StoredRecord};
 use crate::netfilter::names::{has_same_owner, instance_in_comment, is_left_in_place};
-use crate::netlink::nftables::{ElementKey, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, SetElement};
+use crate::netlink::nftables::{
+    ElementKey, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, SetElement,
+};
 use crate::netlink::{NetlinkError, NetlinkResult};
 
 /// How often a change is planned again after a conflict; in each conflict another process makes progress.
@@ -105,7 +107,8 @@ impl CniboxTables<'_> {
             let (mut views, mut found) = (Vec::new(), Vec::new());
             for layout in layouts {
                 let wanted = if views.is_empty() { wanted } else { &[] };
-                let (view, elements) = TableState::read_table(self.nft, *layout, wanted, comparison)?;
+                let (view, elements) =
+                    TableState::read_table(self.nft, *layout, wanted, comparison)?;
                 found.extend(elements);
                 views.push(TableState { is_required: true, ..view });
             }
@@ -205,7 +208,8 @@ impl LayoutTransaction<'_> {
     /// Like [`LayoutTransaction::append_rules`], unless the chain has rules of the attachment.
     pub fn restore_rules(&mut self, chain: NftChain<'static>, comment: &str, rules: &[NftRule]) {
         let exists = self.state_of_table(chain.table).is_some_and(|view| {
-            !view.incomplete.contains(&chain) && view.rules.iter().any(|rule| rule.comment.as_deref() == Some(comment))
+            !view.incomplete.contains(&chain)
+                && view.rules.iter().any(|rule| rule.comment.as_deref() == Some(comment))
         });
         if !rules.is_empty() && !exists && !self.appended.contains(comment) {
             self.append_rules(chain, comment, rules);
@@ -213,7 +217,10 @@ impl LayoutTransaction<'_> {
     }
 
     /// The records of a feature, without those of containers that are certainly gone.
-    pub fn restorable_records<T: DeserializeOwned>(&mut self, kept: RecordStore) -> Vec<StoredRecord<T>> {
+    pub fn restorable_records<T: DeserializeOwned>(
+        &mut self,
+        kept: RecordStore,
+    ) -> Vec<StoredRecord<T>> {
         let living = kept.restorable_parts::<T>();
         self.records.extend(living.iter().map(|one| (kept, one.attachment_id().instance_id())));
         living
@@ -227,7 +234,11 @@ impl LayoutTransaction<'_> {
 
     /// How much of rules is compared: all of them only where something is missing already, or for a repair.
     pub fn rule_comparison(&self) -> RuleComparison {
-        if self.present_elements.is_some() { RuleComparison::RuleSet } else { RuleComparison::ByComment }
+        if self.present_elements.is_some() {
+            RuleComparison::RuleSet
+        } else {
+            RuleComparison::ByComment
+        }
     }
 
     /// Whether the caller has to create the chain, because nothing in this transaction has created it yet.
@@ -240,7 +251,8 @@ impl LayoutTransaction<'_> {
         self.views.iter().any(|view| {
             // Chains that are not read may have lost their rules as well.
             let is_suspect = view.layout.has_only_these_rules && !view.incomplete.is_empty();
-            view.flushed.contains(&set) || ((self.is_repair || is_suspect) && view.layout.sets.contains(&set))
+            view.flushed.contains(&set)
+                || ((self.is_repair || is_suspect) && view.layout.sets.contains(&set))
         })
     }
 
@@ -279,7 +291,9 @@ impl LayoutTransaction<'_> {
     /// outdated after an ADD that was killed between writing the record and the rules.
     pub fn restore_with_data(&mut self, element: &SetElement) {
         if !self.restore_element(element)
-            && self.find_present(element).is_some_and(|found| is_ownerless_or_own(found, element) && found != element)
+            && self
+                .find_present(element)
+                .is_some_and(|found| is_ownerless_or_own(found, element) && found != element)
         {
             self.replace_data(element);
         }
@@ -339,7 +353,8 @@ impl LayoutTransaction<'_> {
         let comparison = self.rule_comparison();
         let mut state = self.state.to_vec();
         state.retain(|s| {
-            !self.has_own_tables_only || s.layouts.iter().any(|layout| self.state_of_table(layout.table).is_some())
+            !self.has_own_tables_only
+                || s.layouts.iter().any(|layout| self.state_of_table(layout.table).is_some())
         });
         for layout in state.iter().flat_map(|state| state.layouts) {
             let table = layout.table;
@@ -368,8 +383,9 @@ impl LayoutTransaction<'_> {
 /// Whether the element is the attachment's, or its comment names no attachment: another program has written it.
 fn is_ownerless_or_own(found: &SetElement, own: &SetElement) -> bool {
     has_same_owner(found, own)
-        || !instance_in_comment(found.comment.as_deref())
-            .is_some_and(|instance| instance.split('-').all(|part| part.len() == 16) && instance.contains('-'))
+        || !instance_in_comment(found.comment.as_deref()).is_some_and(|instance| {
+            instance.split('-').all(|part| part.len() == 16) && instance.contains('-')
+        })
 }
 
 /// Deletes the restored state of attachments whose records were deleted meanwhile: their DEL may have ended before
@@ -386,8 +402,9 @@ fn remove_deleted_attachments(
         if gone.is_empty() {
             continue;
         }
-        let is_gone =
-            |comment: Option<&str>| gone.iter().any(|instance| comment.unwrap_or_default().starts_with(*instance));
+        let is_gone = |comment: Option<&str>| {
+            gone.iter().any(|instance| comment.unwrap_or_default().starts_with(*instance))
+        };
         nft.update_tables(&mut |nft| {
             let mut batch = NftBatch::new();
             for TableLayout { table, sets, .. } in *layouts {
@@ -436,10 +453,17 @@ mod tests {
         let mut batch = NftBatch::new();
         batch.ensure_object(TABLE);
         nft.commit_batch(batch).unwrap();
-        let state = RestorableState { kept: RECORDS, layouts: &LAYOUTS, needs_table: |_| true, restore };
+        let state =
+            RestorableState { kept: RECORDS, layouts: &LAYOUTS, needs_table: |_| true, restore };
         let own = CniboxTables { nft: &nft, state: vec![state] };
         own.repair_tables().unwrap();
-        assert_eq!(LAYOUTS[0].find_difference(&nft, RuleComparison::RuleSet).unwrap().map(|damage| damage.text), None);
+        assert_eq!(
+            LAYOUTS[0]
+                .find_difference(&nft, RuleComparison::RuleSet)
+                .unwrap()
+                .map(|damage| damage.text),
+            None
+        );
         assert_eq!(PLANS.load(Ordering::Relaxed), 2);
     }
 }

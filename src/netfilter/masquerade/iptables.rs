@@ -42,7 +42,9 @@ pub(super) const RULES: RecordedRules = RecordedRules {
 
 /// The addresses with rules in the family's table.
 fn recorded_addresses(part: &Value, family: IpFamily) -> Vec<IpNet> {
-    let record = MasqueradePart::deserialize(part).ok().filter(|record| record.backend == RuleBackend::Iptables);
+    let record = MasqueradePart::deserialize(part)
+        .ok()
+        .filter(|record| record.backend == RuleBackend::Iptables);
     record.map(|record| addresses_of_family(&record.addrs, family)).unwrap_or_default()
 }
 
@@ -50,7 +52,11 @@ fn addresses_of_family(addrs: &[IpNet], family: IpFamily) -> Vec<IpNet> {
     addrs.iter().copied().filter(|addr| IpFamily::of_address(addr.addr()) == family).collect()
 }
 
-pub(super) fn add_rules(filter: &PacketFilter, owner: AttachmentId<'_>, record: &MasqueradePart) -> Result<()> {
+pub(super) fn add_rules(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    record: &MasqueradePart,
+) -> Result<()> {
     let chains = [POSTROUTING, &owner.iptables_chain("")];
     for family in IpFamily::BOTH {
         let addrs = addresses_of_family(&record.addrs, family);
@@ -66,7 +72,8 @@ pub(super) fn add_rules(filter: &PacketFilter, owner: AttachmentId<'_>, record: 
 
 /// The rule that jumps to the container's chain.
 fn entry_rule(owner: AttachmentId<'_>, addr: IpNet) -> IptablesRule {
-    let entry = IptablesRule::new(POSTROUTING).with_words(&["-s", &host_net(addr.addr()).to_string()]);
+    let entry =
+        IptablesRule::new(POSTROUTING).with_words(&["-s", &host_net(addr.addr()).to_string()]);
     entry.with_comment(&owner.rule_comment()).with_target(&owner.iptables_chain(""))
 }
 
@@ -80,23 +87,34 @@ fn plan_addition(table: &mut IptablesTable, owner: AttachmentId<'_>, addrs: &[Ip
         // iptables-save omits a destination of prefix length 0.
         let to = ["-d".to_owned(), subnet.to_string()];
         let to = if subnet.prefix_len() == 0 { &[] } else { &to[..] };
-        let stays = IptablesRule::new(&chain).with_words(to).with_comment(&comment).with_target("ACCEPT");
+        let stays =
+            IptablesRule::new(&chain).with_words(to).with_comment(&comment).with_target("ACCEPT");
         // Before the rule that masquerades, which exists if there is an earlier address.
         table.insert_unique(0, stays);
     }
     for addr in addrs {
         let multicast = if addr.addr().is_ipv4() { "224.0.0.0/4" } else { "ff00::/8" };
-        let leaves = IptablesRule::new(&chain).with_words(&["!", "-d", multicast]).with_comment(&comment);
+        let leaves =
+            IptablesRule::new(&chain).with_words(&["!", "-d", multicast]).with_comment(&comment);
         table.append_unique(leaves.with_target("MASQUERADE"));
         table.append_unique(entry_rule(owner, *addr));
     }
 }
 
-pub(super) fn delete_rules(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[IpNet]) -> Result<()> {
+pub(super) fn delete_rules(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    addrs: &[IpNet],
+) -> Result<()> {
     let chain = owner.iptables_chain("");
-    filter.delete_iptables_rules(NAT, &[&chain], ChainScope::named_chains(&[POSTROUTING, &chain]), &|table, _| {
-        plan_deletion(table, owner, addrs);
-    })
+    filter.delete_iptables_rules(
+        NAT,
+        &[&chain],
+        ChainScope::named_chains(&[POSTROUTING, &chain]),
+        &|table, _| {
+            plan_deletion(table, owner, addrs);
+        },
+    )
 }
 
 /// Also deletes the rules of old versions of the reference, which matched the whole subnet in POSTROUTING.
@@ -109,14 +127,22 @@ fn plan_deletion(table: &mut IptablesTable, owner: AttachmentId<'_>, addrs: &[Ip
             && match rule.option_value("-s") {
                 Some(source) if !addrs.is_empty() => sources.iter().any(|own| own == source),
                 // Another network and container may share the chain: its name is a hash of both texts joined.
-                _ => addrs.is_empty() && rule.option_value("--comment").is_none_or(|c| c == comment),
+                _ => {
+                    addrs.is_empty() && rule.option_value("--comment").is_none_or(|c| c == comment)
+                }
             }
     });
     table.delete_unused_chain(&chain);
 }
 
-pub(super) fn remove_stale_rules(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
-    filter.delete_iptables_rules(NAT, &[], ChainScope::All, &|table, _| plan_stale_removal(table, network, valid))
+pub(super) fn remove_stale_rules(
+    filter: &PacketFilter,
+    network: &str,
+    valid: &[AttachmentId<'_>],
+) -> Result<()> {
+    filter.delete_iptables_rules(NAT, &[], ChainScope::All, &|table, _| {
+        plan_stale_removal(table, network, valid);
+    })
 }
 
 /// Deletes the chains of the network's containers without a valid attachment. They are found by the comments of
@@ -136,7 +162,9 @@ fn plan_stale_removal(table: &mut IptablesTable, network: &str, valid: &[Attachm
         }
     }
     for (chain, comment) in stale {
-        table.delete_rules(|rule| rule.goes_to(&chain) && rule.option_value("--comment") == Some(&comment));
+        table.delete_rules(|rule| {
+            rule.goes_to(&chain) && rule.option_value("--comment") == Some(&comment)
+        });
         table.delete_unused_chain(&chain);
     }
 }
@@ -194,8 +222,11 @@ mod tests {
 
     #[test]
     fn a_shared_chain_is_deleted_with_its_second_container() {
-        let [one, two] =
-            [("n1", "2abc"), ("n12", "abc")].map(|(network, id)| AttachmentId { network, ifname: "eth0", id });
+        let [one, two] = [("n1", "2abc"), ("n12", "abc")].map(|(network, id)| AttachmentId {
+            network,
+            ifname: "eth0",
+            id,
+        });
         assert_eq!(one.iptables_chain(""), two.iptables_chain(""));
         let removals: [fn(&mut IptablesTable, AttachmentId<'_>); 3] = [
             |table, owner| plan_deletion(table, owner, &[]),
@@ -206,8 +237,13 @@ mod tests {
             let mut table = table_with(one, &["10.1.2.3/24"]);
             plan_addition(&mut table, two, &nets(&["10.1.2.4/24"]));
             remove(&mut table, one);
-            let leads = |r: &&IptablesRule| r.chain == POSTROUTING && r.option_value("-s") == Some("10.1.2.4/32");
-            assert!(table.rules.iter().any(|rule| leads(&rule)) && table.has_chain(&two.iptables_chain("")));
+            let leads = |r: &&IptablesRule| {
+                r.chain == POSTROUTING && r.option_value("-s") == Some("10.1.2.4/32")
+            };
+            assert!(
+                table.rules.iter().any(|rule| leads(&rule))
+                    && table.has_chain(&two.iptables_chain(""))
+            );
             assert!(!table.rules.iter().any(|rule| rule.option_value("-s") == Some("10.1.2.3/32")));
             plan_deletion(&mut table, two, &[]);
             assert!(!table.has_chain(&two.iptables_chain("")));
@@ -216,13 +252,19 @@ mod tests {
 
     #[test]
     fn gc_deletes_rules_of_one_network() {
-        let [two, elsewhere] = [AttachmentId { id: "c2", ..OWNER }, AttachmentId { network: "net2", ..OWNER }];
+        let [two, elsewhere] =
+            [AttachmentId { id: "c2", ..OWNER }, AttachmentId { network: "net2", ..OWNER }];
         let mut table = table_with(OWNER, &["10.1.2.3/24"]);
         plan_addition(&mut table, two, &nets(&["10.1.2.4/24"]));
         plan_addition(&mut table, elsewhere, &nets(&["10.3.0.4/24"]));
-        table.append_unique(IptablesRule::new("CNI-X").with_target("X").with_comment(&OWNER.rule_comment()));
+        table.append_unique(
+            IptablesRule::new("CNI-X").with_target("X").with_comment(&OWNER.rule_comment()),
+        );
         plan_stale_removal(&mut table, "net", &[two]);
-        assert_eq!(table.chains, [POSTROUTING, &two.iptables_chain(""), &elsewhere.iptables_chain("")]);
+        assert_eq!(
+            table.chains,
+            [POSTROUTING, &two.iptables_chain(""), &elsewhere.iptables_chain("")]
+        );
         assert_eq!(table.rules.len(), 7);
     }
 }

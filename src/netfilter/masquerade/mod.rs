@@ -73,15 +73,28 @@ pub fn add_addresses(
 }
 
 /// Verifies that every address is masqueraded, by our rules or by the reference's.
-pub fn check_addresses(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[IpNet]) -> Result<()> {
+pub fn check_addresses(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    addrs: &[IpNet],
+) -> Result<()> {
     RuleBackend::check_rules(None, filter, RECORDS, owner, &|backend| {
-        check_attachment(filter, &FEATURE, owner, &MasqueradePart { backend, addrs: addrs.to_vec() })
+        check_attachment(
+            filter,
+            &FEATURE,
+            owner,
+            &MasqueradePart { backend, addrs: addrs.to_vec() },
+        )
     })
 }
 
 /// Ends masquerading for the owner in all back ends. Without addresses the owner's rules are found by their comments
 /// and chain names.
-pub fn delete_addresses(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[IpNet]) -> Result<()> {
+pub fn delete_addresses(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    addrs: &[IpNet],
+) -> Result<()> {
     join_outcomes([
         RECORDS.remove_part(owner),
         iptables::delete_rules(filter, owner, addrs),
@@ -92,7 +105,11 @@ pub fn delete_addresses(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &
 }
 
 /// Ends masquerading for the attachments of the network that are not among `valid`.
-pub fn remove_stale_addresses(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
+pub fn remove_stale_addresses(
+    filter: &PacketFilter,
+    network: &str,
+    valid: &[AttachmentId<'_>],
+) -> Result<()> {
     let is_stale = stale_matcher(network, valid);
     join_outcomes([
         RECORDS.remove_stale_parts(network, valid),

@@ -36,24 +36,27 @@ use super::super::{AttachmentId, PacketFilter, RuleBackend};
 use super::{MasqueradePart, RECORDS};
 use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
-    CommentSelector, NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, NftValue, PacketField,
-    PacketVerdict, SRCNAT, SetElement, ValueType,
+    CommentSelector, NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable,
+    NftValue, PacketField, PacketVerdict, SRCNAT, SetElement, ValueType,
 };
 
 pub(super) const TABLE: NftTable<'_> = NftTable::new_inet("cnibox_masquerade")
     .with_comment("cnibox: what containers send out of their subnet gets the host's address");
-const POSTROUTING: NftChain<'_> = TABLE.named_chain("postrouting").at_nat_hook(NetfilterHook::Postrouting, SRCNAT);
-pub(super) const PODS: [NftSet<'_>; 2] =
-    [TABLE.verdict_map("pods4", &[ValueType::Ipv4Addr]), TABLE.verdict_map("pods6", &[ValueType::Ipv6Addr])];
+const POSTROUTING: NftChain<'_> =
+    TABLE.named_chain("postrouting").at_nat_hook(NetfilterHook::Postrouting, SRCNAT);
+pub(super) const PODS: [NftSet<'_>; 2] = [
+    TABLE.verdict_map("pods4", &[ValueType::Ipv4Addr]),
+    TABLE.verdict_map("pods6", &[ValueType::Ipv6Addr]),
+];
 
 /// The prefix of the names of subnets' chains.
 const SUBNET: &str = "subnet-";
 
 const REFERENCE: NftTable<'_> = NftTable::new_inet("cni_plugins_masquerade")
     .with_comment("Masquerading for plugins from github.com/containernetworking/plugins");
-const MASQ_CHECKS: NftChain<'_> = REFERENCE
-    .named_chain("masq_checks")
-    .with_comment("Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet");
+const MASQ_CHECKS: NftChain<'_> = REFERENCE.named_chain("masq_checks").with_comment(
+    "Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet",
+);
 
 /// The name of a subnet's chain. nft accepts neither colons nor brackets in names.
 fn subnet_chain_name(addr: IpNet) -> String {
@@ -74,7 +77,9 @@ fn address_elements(owner: AttachmentId<'_>, addrs: &[IpNet]) -> Vec<SetElement>
         .iter()
         .map(|addr| {
             let element = PODS[usize::from(addr.addr().is_ipv6())].element_with_key(addr.addr());
-            element.with_verdict(PacketVerdict::go_to(subnet_chain_name(*addr))).with_comment(owner.reference_comment())
+            element
+                .with_verdict(PacketVerdict::go_to(subnet_chain_name(*addr)))
+                .with_comment(owner.reference_comment())
         })
         .collect()
 }
@@ -100,7 +105,9 @@ pub(super) const LAYOUT: TableLayout = TableLayout {
         POSTROUTING,
         &[
             ("multicast", || NftRule::new().daddr_in(multicast_networks()[0]).return_to_caller()),
-            ("IPv6 multicast", || NftRule::new().daddr_in(multicast_networks()[1]).return_to_caller()),
+            ("IPv6 multicast", || {
+                NftRule::new().daddr_in(multicast_networks()[1]).return_to_caller()
+            }),
             ("by source", || NftRule::new().verdict_by_map(&[PacketField::IpSaddr], PODS[0])),
             ("by IPv6 source", || NftRule::new().verdict_by_map(&[PacketField::Ip6Saddr], PODS[1])),
         ],
@@ -115,7 +122,11 @@ fn multicast_networks() -> [IpNet; 2] {
     [v4, IpNet::new_assert(Ipv6Addr::from(0xff00 << 112).into(), 8)]
 }
 
-pub(super) fn add_elements(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[IpNet]) -> NetlinkResult<()> {
+pub(super) fn add_elements(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    addrs: &[IpNet],
+) -> NetlinkResult<()> {
     let wanted = address_elements(owner, addrs);
     filter.own_tables()?.change_tables(&[LAYOUT], &wanted, &mut |change, found| {
         for (element, found) in wanted.iter().zip(&found) {
@@ -129,12 +140,19 @@ pub(super) fn has_reference_rules(nft: &NftSocket, owner: AttachmentId<'_>) -> N
     Ok(!nft.find_rules_by_comment(MASQ_CHECKS, &owner.comment_matcher())?.is_empty())
 }
 
-pub(super) fn delete_elements(nft: &NftSocket, owner: AttachmentId<'_>, addrs: &[IpNet]) -> NetlinkResult<()> {
+pub(super) fn delete_elements(
+    nft: &NftSocket,
+    owner: AttachmentId<'_>,
+    addrs: &[IpNet],
+) -> NetlinkResult<()> {
     ELEMENTS.delete_of_owner(nft, owner, &address_elements(owner, addrs))
 }
 
 /// Deletes stale elements, and the chains of subnets without elements.
-pub(super) fn remove_stale_elements(nft: &NftSocket, is_stale: CommentSelector<'_>) -> NetlinkResult<()> {
+pub(super) fn remove_stale_elements(
+    nft: &NftSocket,
+    is_stale: CommentSelector<'_>,
+) -> NetlinkResult<()> {
     ELEMENTS.delete_by_comment(nft, is_stale)?;
     nft.update_tables(&mut |nft| {
         let mut batch = NftBatch::new();
@@ -148,14 +166,20 @@ pub(super) fn remove_stale_elements(nft: &NftSocket, is_stale: CommentSelector<'
 }
 
 /// Deletes rules of the reference's layout.
-pub(super) fn delete_reference_rules(nft: &NftSocket, which: CommentSelector<'_>) -> NetlinkResult<()> {
+pub(super) fn delete_reference_rules(
+    nft: &NftSocket,
+    which: CommentSelector<'_>,
+) -> NetlinkResult<()> {
     let mut batch = NftBatch::new();
     batch.delete_rules(REFERENCE, &nft.find_rules_by_comment(MASQ_CHECKS, which)?);
     nft.commit_batch(batch)
 }
 
 /// Adds the rules of all our elements to the reference's layout. Counts addresses.
-pub(super) fn create_reference_rules(nft: &NftSocket, batch: &mut NftBatch) -> NetlinkResult<HandoverCount> {
+pub(super) fn create_reference_rules(
+    nft: &NftSocket,
+    batch: &mut NftBatch,
+) -> NetlinkResult<HandoverCount> {
     let mut pods = nft.find_elements(&PODS, &[])?;
     pods.extend(shared_elements(&pods));
     pods.retain(|pod| address_with_subnet(pod).is_some());
@@ -163,19 +187,28 @@ pub(super) fn create_reference_rules(nft: &NftSocket, batch: &mut NftBatch) -> N
     if pods.is_empty() {
         return Ok(handed);
     }
-    let postrouting = REFERENCE.named_chain("postrouting").at_nat_hook(NetfilterHook::Postrouting, SRCNAT);
-    batch.ensure_object(REFERENCE).ensure_object(MASQ_CHECKS).ensure_object(postrouting).flush_chain(postrouting);
+    let postrouting =
+        REFERENCE.named_chain("postrouting").at_nat_hook(NetfilterHook::Postrouting, SRCNAT);
+    batch
+        .ensure_object(REFERENCE)
+        .ensure_object(MASQ_CHECKS)
+        .ensure_object(postrouting)
+        .flush_chain(postrouting);
     for net in multicast_networks() {
         batch.append_rule(postrouting, &NftRule::new().daddr_in(net).return_to_caller());
     }
     batch.append_rule(postrouting, &NftRule::new().go_to(MASQ_CHECKS.name));
-    let is_replaced =
-        |comment: Option<&str>| comment.is_some() && pods.iter().any(|pod| pod.comment.as_deref() == comment);
+    let is_replaced = |comment: Option<&str>| {
+        comment.is_some() && pods.iter().any(|pod| pod.comment.as_deref() == comment)
+    };
     batch.delete_rules(REFERENCE, &nft.find_rules_by_comment(MASQ_CHECKS, &is_replaced)?);
     for pod in &pods {
         let Some(net) = address_with_subnet(pod) else { continue };
         let leaves = NftRule::new().saddr_is(net.addr()).daddr_not_in(net.trunc()).masquerade();
-        batch.append_rule(MASQ_CHECKS, &leaves.with_comment(pod.comment.as_deref().unwrap_or_default()));
+        batch.append_rule(
+            MASQ_CHECKS,
+            &leaves.with_comment(pod.comment.as_deref().unwrap_or_default()),
+        );
     }
     Ok(handed)
 }
@@ -184,7 +217,8 @@ pub(super) fn create_reference_rules(nft: &NftSocket, batch: &mut NftBatch) -> N
 /// for each.
 fn shared_elements(pods: &[SetElement]) -> Vec<SetElement> {
     let living = RECORDS.restorable_parts::<MasqueradePart>();
-    let elements = living.iter().flat_map(|kept| recorded_elements(kept.attachment_id(), &kept.content));
+    let elements =
+        living.iter().flat_map(|kept| recorded_elements(kept.attachment_id(), &kept.content));
     elements
         .filter(|element| {
             let has_key = |pod: &SetElement| pod.set == element.set && pod.key == element.key;

@@ -33,8 +33,12 @@ impl MappingCondition {
             MappingCondition::NotSource(net) => rule.saddr_not_in(*net),
             MappingCondition::Destination(net) => rule.daddr_in(*net),
             MappingCondition::NotDestination(net) => rule.daddr_not_in(*net),
-            MappingCondition::Interface(name) => rule.match_equal(PacketField::Iifname, name.as_str()),
-            MappingCondition::NotInterface(name) => rule.match_unequal(PacketField::Iifname, name.as_str()),
+            MappingCondition::Interface(name) => {
+                rule.match_equal(PacketField::Iifname, name.as_str())
+            }
+            MappingCondition::NotInterface(name) => {
+                rule.match_unequal(PacketField::Iifname, name.as_str())
+            }
         }
     }
 }
@@ -64,7 +68,11 @@ impl From<&str> for ConditionRefusal {
 
 impl MappingConditions {
     /// Parses the words for both families, with at most `most` alternatives each, which lists multiply.
-    pub fn parse(v4: &[String], v6: &[String], most: usize) -> Result<MappingConditions, (IpFamily, ConditionRefusal)> {
+    pub fn parse(
+        v4: &[String],
+        v6: &[String],
+        most: usize,
+    ) -> Result<MappingConditions, (IpFamily, ConditionRefusal)> {
         let of = |family, words| parse_conditions(family, words, most).map_err(|why| (family, why));
         Ok(MappingConditions { v4: of(IpFamily::V4, v4)?, v6: of(IpFamily::V6, v6)? })
     }
@@ -81,7 +89,11 @@ impl MappingConditions {
     pub(super) fn rule_beginnings(&self, family: IpFamily) -> Vec<NftRule> {
         self.alternatives_of(family)
             .iter()
-            .map(|alternative| alternative.iter().fold(NftRule::new(), |rule, condition| condition.add_to_rule(rule)))
+            .map(|alternative| {
+                alternative
+                    .iter()
+                    .fold(NftRule::new(), |rule, condition| condition.add_to_rule(rule))
+            })
             .collect()
     }
 }
@@ -125,7 +137,9 @@ fn parse_conditions(
         }
         all = all
             .into_iter()
-            .flat_map(|known| -> Vec<_> { choices.iter().map(|choice| [&known, *choice].concat()).collect() })
+            .flat_map(|known| -> Vec<_> {
+                choices.iter().map(|choice| [&known, *choice].concat()).collect()
+            })
             .collect();
     }
     Ok(all)
@@ -145,7 +159,10 @@ fn parse_condition(
             false => Ok(MappingCondition::Interface(name)),
         };
     }
-    let net = value.parse::<IpNet>().map(|net| net.trunc()).or_else(|_| value.parse::<IpAddr>().map(host_net));
+    let net = value
+        .parse::<IpNet>()
+        .map(|net| net.trunc())
+        .or_else(|_| value.parse::<IpAddr>().map(host_net));
     let net = net.ok().filter(|net| IpFamily::of_address(net.addr()) == family);
     let net = net.ok_or_else(|| ConditionRefusal::from(value))?;
     match (field, not) {
@@ -177,7 +194,8 @@ mod tests {
             MappingCondition::Interface("eth0".to_owned()),
             MappingCondition::Destination(net("192.0.2.1/32")),
         ];
-        let words = ["ip", "saddr", "!=", "10.1.2.3/24", "iifname", "\"eth0\"", "ip daddr 192.0.2.1"];
+        let words =
+            ["ip", "saddr", "!=", "10.1.2.3/24", "iifname", "\"eth0\"", "ip daddr 192.0.2.1"];
         assert_eq!(v4(&words), Ok(vec![one]));
         assert_eq!(v4(&[]), Ok(vec![]));
     }

@@ -14,7 +14,8 @@ use crate::netlink::{self, IpFamily, Netlink};
 pub fn delete_flows_to_other_targets(forward: &PortmapPart, host: &Netlink) {
     for target in forward.targets.iter().copied() {
         let (addr, family) = (target.addr(), IpFamily::of_address(target.addr()));
-        let udp = forward.mappings_to(target).filter(|mapping| mapping.proto == TransportProtocol::Udp);
+        let udp =
+            forward.mappings_to(target).filter(|mapping| mapping.proto == TransportProtocol::Udp);
         let mapped: HashSet<_> = udp.map(|m| (m.host_port, m.single_address())).collect();
         if mapped.is_empty() {
             continue;
@@ -22,8 +23,11 @@ pub fn delete_flows_to_other_targets(forward: &PortmapPart, host: &Netlink) {
         let mut local = HashMap::new();
         delete_flows(FlowSelection::All(family), &mut |flow| {
             let TrackedFlow { daddr, dport, server } = *flow;
-            let is_mapped = mapped.contains(&(dport, Some(daddr))) || mapped.contains(&(dport, None));
-            is_mapped && server != addr && (*local.entry(flow.daddr).or_insert_with_key(|a| host.is_local_address(*a)))
+            let is_mapped =
+                mapped.contains(&(dport, Some(daddr))) || mapped.contains(&(dport, None));
+            is_mapped
+                && server != addr
+                && (*local.entry(flow.daddr).or_insert_with_key(|a| host.is_local_address(*a)))
         });
     }
 }

@@ -26,19 +26,21 @@ use ipnet::{IpNet, Ipv4Net};
 use super::SourceTranslation;
 use crate::netfilter::layout::{FixedRule, TableLayout};
 use crate::netlink::nftables::{
-    DSTNAT, NetfilterHook, NftChain, NftRule, NftSet, NftTable, PacketField, PacketVerdict, SRCNAT, SetElement,
-    ValueType,
+    DSTNAT, NetfilterHook, NftChain, NftRule, NftSet, NftTable, PacketField, PacketVerdict, SRCNAT,
+    SetElement, ValueType,
 };
 
-pub(super) const TABLE: NftTable<'_> =
-    NftTable::new_inet("cnibox_portmap").with_comment("host ports of containers, by cnibox portmap");
+pub(super) const TABLE: NftTable<'_> = NftTable::new_inet("cnibox_portmap")
+    .with_comment("host ports of containers, by cnibox portmap");
 
 const HOSTPORTS: NftChain<'_> = TABLE.named_chain("hostports");
 /// The rules of mappings with conditions, with their owners' comments.
 pub(super) const CONDITIONAL: NftChain<'_> = TABLE.named_chain("conditional");
-const PREROUTING: NftChain<'_> = TABLE.named_chain("prerouting").at_nat_hook(NetfilterHook::Prerouting, DSTNAT);
+const PREROUTING: NftChain<'_> =
+    TABLE.named_chain("prerouting").at_nat_hook(NetfilterHook::Prerouting, DSTNAT);
 const OUTPUT: NftChain<'_> = TABLE.named_chain("output").at_nat_hook(NetfilterHook::Output, DSTNAT);
-const POSTROUTING: NftChain<'_> = TABLE.named_chain("postrouting").at_nat_hook(NetfilterHook::Postrouting, SRCNAT);
+const POSTROUTING: NftChain<'_> =
+    TABLE.named_chain("postrouting").at_nat_hook(NetfilterHook::Postrouting, SRCNAT);
 
 /// The prefix of the names of chains that elements jump to.
 const FROM: &str = "from-";
@@ -54,11 +56,14 @@ pub(super) const ATTACHMENTS: NftSet<'_> =
     TABLE.value_map("attachments", &[ValueType::IfName, ValueType::IfName], &[ValueType::Mark]);
 
 /// The maps of each family.
-pub(super) const ANY: [NftSet<'_>; 2] = [TABLE.value_map("any4", &PORT, &TO4), TABLE.value_map("any6", &PORT, &TO6)];
+pub(super) const ANY: [NftSet<'_>; 2] =
+    [TABLE.value_map("any4", &PORT, &TO4), TABLE.value_map("any6", &PORT, &TO6)];
 pub(super) const HOST: [NftSet<'_>; 2] =
     [TABLE.value_map("host4", &PORT4, &TO4), TABLE.value_map("host6", &PORT6, &TO6)];
-pub(super) const MAPPED: [NftSet<'_>; 2] =
-    [TABLE.verdict_map("mapped4", &[ValueType::Ipv4Addr]), TABLE.verdict_map("mapped6", &[ValueType::Ipv6Addr])];
+pub(super) const MAPPED: [NftSet<'_>; 2] = [
+    TABLE.verdict_map("mapped4", &[ValueType::Ipv4Addr]),
+    TABLE.verdict_map("mapped6", &[ValueType::Ipv6Addr]),
+];
 
 /// The bit of a connection's mark between its translation and the translation of its source.
 const TRANSLATED: u32 = 1 << 27;
@@ -72,7 +77,8 @@ const OWN: &str = "no container has ::1";
 /// The fields of a port; with an address of the host in front they are those of a port on one address.
 const BY_PORT: [PacketField; 2] = [PacketField::L4proto, PacketField::Dport];
 const BY_PORT4: [PacketField; 3] = [PacketField::IpDaddr, PacketField::L4proto, PacketField::Dport];
-const BY_PORT6: [PacketField; 3] = [PacketField::Ip6Daddr, PacketField::L4proto, PacketField::Dport];
+const BY_PORT6: [PacketField; 3] =
+    [PacketField::Ip6Daddr, PacketField::L4proto, PacketField::Dport];
 
 const ENTRY_RULE: FixedRule =
     ("only what is sent to this host", || NftRule::new().daddr_is_local().jump_to(HOSTPORTS.name));
@@ -80,7 +86,12 @@ const ENTRY_RULE: FixedRule =
 pub(super) const LAYOUT: TableLayout = TableLayout {
     sets: &[ANY[0], HOST[0], MAPPED[0], ANY[1], HOST[1], MAPPED[1], ATTACHMENTS],
     chains: &[
-        (CONDITIONAL, &[("mappings with conditions", || NftRule::new().with_verdict(&PacketVerdict::CONTINUE))]),
+        (
+            CONDITIONAL,
+            &[("mappings with conditions", || {
+                NftRule::new().with_verdict(&PacketVerdict::CONTINUE)
+            })],
+        ),
         (
             HOSTPORTS,
             &[
@@ -94,13 +105,23 @@ pub(super) const LAYOUT: TableLayout = TableLayout {
             ],
         ),
         (PREROUTING, &[ENTRY_RULE]),
-        (OUTPUT, &[(OWN, || NftRule::new().daddr_is(Ipv6Addr::LOCALHOST.into()).return_to_caller()), ENTRY_RULE]),
+        (
+            OUTPUT,
+            &[
+                (OWN, || NftRule::new().daddr_is(Ipv6Addr::LOCALHOST.into()).return_to_caller()),
+                ENTRY_RULE,
+            ],
+        ),
         (
             POSTROUTING,
             &[
-                (SKIP, || NftRule::new().no_bit_set(PacketField::CtMark, TRANSLATED).return_to_caller()),
+                (SKIP, || {
+                    NftRule::new().no_bit_set(PacketField::CtMark, TRANSLATED).return_to_caller()
+                }),
                 (FORGET, || NftRule::new().clear_ct_mark(TRANSLATED)),
-                ("by container", || NftRule::new().match_dnat().verdict_by_map(&[PacketField::IpDaddr], MAPPED[0])),
+                ("by container", || {
+                    NftRule::new().match_dnat().verdict_by_map(&[PacketField::IpDaddr], MAPPED[0])
+                }),
                 ("by IPv6 container", || {
                     NftRule::new().match_dnat().verdict_by_map(&[PacketField::Ip6Daddr], MAPPED[1])
                 }),
@@ -116,7 +137,9 @@ pub(super) const LAYOUT: TableLayout = TableLayout {
 pub(super) fn client_chain_name(snat: SourceTranslation, target: IpNet) -> Option<String> {
     match snat {
         SourceTranslation::Never => None,
-        SourceTranslation::WhereNeeded => Some(format!("{FROM}{}", target.trunc()).replace(':', "_")),
+        SourceTranslation::WhereNeeded => {
+            Some(format!("{FROM}{}", target.trunc()).replace(':', "_"))
+        }
         SourceTranslation::Always => Some(format!("{FROM}all")),
     }
 }
@@ -129,7 +152,10 @@ fn client_chain_rules(chain: &str) -> Option<Vec<NftRule>> {
     let net: IpNet = clients.replace('_', ":").parse().ok()?;
     let loopback = Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8).into();
     let nets = [net].into_iter().chain(net.addr().is_ipv4().then_some(loopback));
-    Some(nets.map(|net| NftRule::new().saddr_in(net).masquerade().with_comment(net.to_string())).collect())
+    Some(
+        nets.map(|net| NftRule::new().saddr_in(net).masquerade().with_comment(net.to_string()))
+            .collect(),
+    )
 }
 
 /// The parameter of ADD that an element of `mapped4` or `mapped6` was created with.
@@ -153,6 +179,9 @@ mod tests {
             [four, six, all].map(|chain| client_chain_rules(&chain).map(|r| r.len())),
             [Some(2), Some(1), Some(1)]
         );
-        assert!(client_chain_rules("postrouting").is_none() && chain(SourceTranslation::Never, "::/0").is_none());
+        assert!(
+            client_chain_rules("postrouting").is_none()
+                && chain(SourceTranslation::Never, "::/0").is_none()
+        );
     }
 }

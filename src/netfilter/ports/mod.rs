@@ -169,19 +169,32 @@ pub fn add_mappings(
 
 /// Deletes the mappings of an attachment in every layout and back end, and tracked UDP connections to them. With the
 /// mappings of ADD `known`, the rules of others need not be read. Continues after an error; the errors are joined.
-pub fn delete_mappings(filter: &PacketFilter, owner: AttachmentId<'_>, known: Option<&PortmapPart>) -> Result<()> {
+pub fn delete_mappings(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    known: Option<&PortmapPart>,
+) -> Result<()> {
     let removed = RECORDS.remove_part(owner);
-    let servers = [nft::delete_mappings(filter, owner, known), iptables::delete_mappings(filter, owner)];
+    let servers =
+        [nft::delete_mappings(filter, owner, known), iptables::delete_mappings(filter, owner)];
     flows::delete_flows_replied_by(servers.iter().flatten().flatten().copied());
     join_outcomes(servers.map(|servers| servers.map(drop)).into_iter().chain([removed]))
 }
 
 /// Deletes the mappings of the network's attachments that are not among `valid`.
-pub fn remove_stale_mappings(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
+pub fn remove_stale_mappings(
+    filter: &PacketFilter,
+    network: &str,
+    valid: &[AttachmentId<'_>],
+) -> Result<()> {
     let removed = RECORDS.remove_stale_parts(network, valid);
     let servers = nft::remove_stale_mappings(filter, network, valid);
     flows::delete_flows_replied_by(servers.iter().flatten().copied());
-    join_outcomes([removed, servers.map(drop), iptables::remove_stale_chains(filter, network, valid)])
+    join_outcomes([
+        removed,
+        servers.map(drop),
+        iptables::remove_stale_chains(filter, network, valid),
+    ])
 }
 
 /// The description of a port of the host: `8080/tcp`, `192.0.2.1:8080/tcp`.
@@ -235,7 +248,8 @@ impl PortOwner {
     /// The command that removes the owner, which a person knows to have ended; `None` if its names are not known.
     pub fn collect_command(&self) -> Option<String> {
         let PortOwner { network, id, .. } = self;
-        let is_named = NetworkName::parse(network).is_ok() && ContainerId::parse(id).is_ok() && !self.is_cut();
+        let is_named =
+            NetworkName::parse(network).is_ok() && ContainerId::parse(id).is_ok() && !self.is_cut();
         is_named.then(|| format!("cnibox gc --network {network} --container {id}"))
     }
 
@@ -249,7 +263,8 @@ impl PortOwner {
     fn is_cut(&self) -> bool {
         let PortOwner { network, id, .. } = self;
         let ifname = self.ifname.as_deref().unwrap_or_default();
-        !self.instance.is_empty() && AttachmentId { network, ifname, id }.instance_id() != self.instance
+        !self.instance.is_empty()
+            && AttachmentId { network, ifname, id }.instance_id() != self.instance
     }
 
     /// Adds what was found of the same owner in another family or rule.
@@ -268,7 +283,9 @@ impl PortOwner {
 /// and are left out.
 pub fn list_port_owners(filter: &PacketFilter) -> Result<Vec<PortOwner>> {
     let mut all = Vec::new();
-    for found in nft::list_port_owners(filter)?.into_iter().chain(iptables::list_port_owners(filter)?) {
+    for found in
+        nft::list_port_owners(filter)?.into_iter().chain(iptables::list_port_owners(filter)?)
+    {
         PortOwner::merge(&mut all, found);
     }
     Ok(all)
@@ -307,7 +324,9 @@ impl fmt::Display for TakenPort {
 impl From<TakenPort> for Error {
     fn from(taken: TakenPort) -> Error {
         let remedy = match taken.by.collect_command() {
-            Some(command) => format!("choose another hostPort, or delete that container; if it has ended: {command}"),
+            Some(command) => format!(
+                "choose another hostPort, or delete that container; if it has ended: {command}"
+            ),
             None => "choose another hostPort, or delete that container".to_owned(),
         };
         Error::internal(taken.to_string()).with_details(remedy)

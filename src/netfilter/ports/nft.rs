@@ -12,15 +12,17 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::layout::{self, ANY, ATTACHMENTS, CONDITIONAL, HOST, MAPPED, TABLE};
-use super::{MappedPort, PortOwner, PortmapPart, RECORDS, TakenPort, describe_host_port, flows, reference};
+use super::{
+    MappedPort, PortOwner, PortmapPart, RECORDS, TakenPort, describe_host_port, flows, reference,
+};
 use crate::netfilter::backend::{IpFamily, PacketFilter, RuleBackend};
 use crate::netfilter::elements::{RecordedElements, differing_data, elements_of_part};
 use crate::netfilter::layout::LayoutTransaction;
 use crate::netfilter::names::{AttachmentId, parse_label, stale_matcher};
 use crate::netlink;
 use crate::netlink::nftables::{
-    CommentSelector, ElementData, ElementKey, NftRule, NftSocket, NftValue, PacketVerdict, RuleInfo, SetElement,
-    TransportProtocol,
+    CommentSelector, ElementData, ElementKey, NftRule, NftSocket, NftValue, PacketVerdict,
+    RuleInfo, SetElement, TransportProtocol,
 };
 use cni::error::{Error, Result};
 use cni::sort::collect_set;
@@ -31,7 +33,9 @@ const HALF: usize = 15;
 /// The port of the host that an element maps: address, port, protocol.
 fn host_port_of(element: &SetElement) -> Option<(Option<IpAddr>, u16, TransportProtocol)> {
     match element.key.0.as_slice() {
-        [NftValue::Ip(addr), NftValue::Proto(proto), NftValue::Port(port)] => Some((Some(*addr), *port, *proto)),
+        [NftValue::Ip(addr), NftValue::Proto(proto), NftValue::Port(port)] => {
+            Some((Some(*addr), *port, *proto))
+        }
         [NftValue::Proto(proto), NftValue::Port(port)] => Some((None, *port, *proto)),
         _ => None,
     }
@@ -72,10 +76,16 @@ fn mapping_elements(owner: AttachmentId<'_>, forward: &PortmapPart) -> Vec<SetEl
         let mappings: Vec<_> = forward.mappings_to(target).collect();
         // Ports with conditions are mapped by rules.
         if !forward.conditions.has_conditions_for(family) {
-            all.extend(mappings.iter().map(|m| mapping_element(m, family).with_values((addr, m.container_port))));
+            all.extend(
+                mappings
+                    .iter()
+                    .map(|m| mapping_element(m, family).with_values((addr, m.container_port))),
+            );
         }
         let from = layout::client_chain_name(forward.snat, target).filter(|_| !mappings.is_empty());
-        all.extend(from.map(|chain| address_element(addr).with_verdict(PacketVerdict::go_to(chain))));
+        all.extend(
+            from.map(|chain| address_element(addr).with_verdict(PacketVerdict::go_to(chain))),
+        );
     }
     all.into_iter().map(|element| element.with_comment(&label)).collect()
 }
@@ -167,11 +177,15 @@ fn with_flushed_ports(
 ) -> Vec<Option<SetElement>> {
     let mut flushed = HashMap::new();
     if ANY.iter().chain(&HOST).any(|set| change.is_flushed(*set)) {
-        for kept in
-            change.restorable_records::<PortmapPart>(RECORDS).iter().filter(|kept| kept.attachment_id() != owner)
+        for kept in change
+            .restorable_records::<PortmapPart>(RECORDS)
+            .iter()
+            .filter(|kept| kept.attachment_id() != owner)
         {
             let ports = recorded_elements(kept.attachment_id(), &kept.content).into_iter();
-            flushed.extend(ports.filter(|e| host_port_of(e).is_some()).map(|e| ((e.set, e.key.clone()), e)));
+            flushed.extend(
+                ports.filter(|e| host_port_of(e).is_some()).map(|e| ((e.set, e.key.clone()), e)),
+            );
         }
     }
     let mut of_record = |wanted: &SetElement| flushed.remove(&(wanted.set, wanted.key.clone()));
@@ -179,7 +193,11 @@ fn with_flushed_ports(
 }
 
 /// The first of the ports that another container holds.
-fn find_taken_port(owner: AttachmentId<'_>, wanted: &[SetElement], found: &[Option<SetElement>]) -> Option<TakenPort> {
+fn find_taken_port(
+    owner: AttachmentId<'_>,
+    wanted: &[SetElement],
+    found: &[Option<SetElement>],
+) -> Option<TakenPort> {
     wanted.iter().zip(found).find_map(|(element, found)| {
         let other = found.as_ref().filter(|other| other.comment != element.comment)?;
         let other = other.comment.as_deref();
@@ -224,7 +242,9 @@ pub(super) fn restore_mappings(change: &mut LayoutTransaction<'_>) {
         let is_counted = !change.restore_element(&count_element(owner, all.len(), &rules));
         if is_counted && restored > 0 {
             // An ADD with other ports may have been killed: the attachment may have more elements than the record.
-            change.restore_with_data(&attachment_element(owner).with_values(NftValue::Mark(u32::MAX)));
+            change.restore_with_data(
+                &attachment_element(owner).with_values(NftValue::Mark(u32::MAX)),
+            );
         }
         change.restore_rules(CONDITIONAL, &owner.object_label(), &rules);
     }
@@ -247,7 +267,8 @@ pub(super) fn list_port_owners(filter: &PacketFilter) -> Result<Vec<PortOwner>> 
     if !nft.has_object(TABLE)? {
         return Ok(Vec::new());
     }
-    let (elements, rules) = find_by_comment(nft, &|comment| comment.is_some_and(|text| parse_label(text).is_some()))?;
+    let (elements, rules) =
+        find_by_comment(nft, &|comment| comment.is_some_and(|text| parse_label(text).is_some()))?;
     let mut found = Vec::new();
     for element in &elements {
         let Some((addr, port, proto)) = host_port_of(element) else { continue };
@@ -264,14 +285,25 @@ pub(super) fn list_port_owners(filter: &PacketFilter) -> Result<Vec<PortOwner>> 
 
 /// Deletes the elements and rules of an owner in our table if all of them redirect to addresses that were seen. Returns
 /// the addresses that they redirected UDP to.
-pub(super) fn remove_port_owner(filter: &PacketFilter, owner: &PortOwner) -> Result<BTreeSet<IpAddr>> {
+pub(super) fn remove_port_owner(
+    filter: &PacketFilter,
+    owner: &PortOwner,
+) -> Result<BTreeSet<IpAddr>> {
     let Some(nft) = filter.nft_socket_if_present()? else { return Ok(BTreeSet::new()) };
     Ok(delete_found(nft, None, &|nft| {
-        let found = find_by_comment(nft, &|comment| comment.is_some_and(|text| text.starts_with(&owner.instance)))?;
+        let found = find_by_comment(nft, &|comment| {
+            comment.is_some_and(|text| text.starts_with(&owner.instance))
+        })?;
         let (elements, rules) = &found;
-        let mut targets =
-            elements.iter().filter_map(container_address).chain(rules.iter().filter_map(flows::server_of_rule));
-        Ok(if targets.all(|target| owner.targets.contains(&target)) { found } else { FoundMappings::default() })
+        let mut targets = elements
+            .iter()
+            .filter_map(container_address)
+            .chain(rules.iter().filter_map(flows::server_of_rule));
+        Ok(if targets.all(|target| owner.targets.contains(&target)) {
+            found
+        } else {
+            FoundMappings::default()
+        })
     })?)
 }
 
@@ -279,7 +311,10 @@ pub(super) fn remove_port_owner(filter: &PacketFilter, owner: &PortOwner) -> Res
 type FoundMappings = (Vec<SetElement>, Vec<RuleInfo>);
 
 /// All elements and rules with a comment for which `which` returns true.
-fn find_by_comment(nft: &NftSocket, which: CommentSelector<'_>) -> netlink::NetlinkResult<FoundMappings> {
+fn find_by_comment(
+    nft: &NftSocket,
+    which: CommentSelector<'_>,
+) -> netlink::NetlinkResult<FoundMappings> {
     let elements = nft.find_elements_by_comment(layout::LAYOUT.sets, &[], which)?;
     Ok((elements, nft.find_rules_by_comment(CONDITIONAL, which)?))
 }
@@ -333,7 +368,9 @@ fn delete_found(
         servers = collect_set(
             elements
                 .iter()
-                .filter(|e| host_port_of(e).is_some_and(|(_, _, proto)| proto == TransportProtocol::Udp))
+                .filter(|e| {
+                    host_port_of(e).is_some_and(|(_, _, proto)| proto == TransportProtocol::Udp)
+                })
                 .filter_map(container_address)
                 .chain(of_rules),
         );
@@ -375,7 +412,11 @@ pub(super) fn remove_stale_mappings(
 
 /// What is wrong with the element that was found for a wanted one. The attachment may have fewer elements than its
 /// record, if the first network of a container serves a port.
-fn find_conflict(owner: AttachmentId<'_>, wanted: &SetElement, found: &SetElement) -> Option<String> {
+fn find_conflict(
+    owner: AttachmentId<'_>,
+    wanted: &SetElement,
+    found: &SetElement,
+) -> Option<String> {
     let other = found.comment.as_deref().filter(|_| found.comment != wanted.comment);
     if other.is_some() && host_port_of(wanted).is_some() && !owner.is_of_same_container(other) {
         let owner = parse_port_owner(other);
@@ -385,18 +426,26 @@ fn find_conflict(owner: AttachmentId<'_>, wanted: &SetElement, found: &SetElemen
         return None;
     }
     // An element without a comment is of no attachment.
-    let unowned = found.comment.is_none().then(|| SetElement { comment: wanted.comment.clone(), ..found.clone() });
+    let unowned = found
+        .comment
+        .is_none()
+        .then(|| SetElement { comment: wanted.comment.clone(), ..found.clone() });
     differing_data(owner, wanted, unowned.as_ref().unwrap_or(found))
 }
 
 /// Fails if the chain `conditional` lacks rules of the attachment.
-pub(super) fn check_conditional_rules(filter: &PacketFilter, owner: AttachmentId<'_>, part: &Value) -> Result<()> {
+pub(super) fn check_conditional_rules(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    part: &Value,
+) -> Result<()> {
     let Ok(forward) = PortmapPart::deserialize(part) else { return Ok(()) };
     let wanted = conditional_rules(owner, &forward).len();
     if forward.backend == RuleBackend::Iptables || wanted == 0 {
         return Ok(());
     }
-    let found = filter.nft_socket()?.find_rules_by_comment(CONDITIONAL, &owner.comment_matcher())?.len();
+    let found =
+        filter.nft_socket()?.find_rules_by_comment(CONDITIONAL, &owner.comment_matcher())?.len();
     if found >= wanted {
         return Ok(());
     }

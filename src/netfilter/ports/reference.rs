@@ -15,8 +15,8 @@ use crate::netfilter::names::container_of_label;
 use crate::netfilter::{AttachmentId, IpFamily};
 use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
-    DSTNAT, ElementData, ElementKey, NetfilterHook, NftBatch, NftChain, NftRule, NftSocket, NftTable, NftValue, SRCNAT,
-    SetElement,
+    DSTNAT, ElementData, ElementKey, NetfilterHook, NftBatch, NftChain, NftRule, NftSocket,
+    NftTable, NftValue, SRCNAT, SetElement,
 };
 use cni::ip::host_net;
 
@@ -45,13 +45,18 @@ pub(super) fn delete_rules(nft: &NftSocket, id: &str) -> NetlinkResult<BTreeSet<
 }
 
 /// Whether the reference created all mappings of the container, by the number of its rules, as its own CHECK counts.
-pub(super) fn has_rules(nft: &NftSocket, owner: AttachmentId<'_>, part: &Value) -> NetlinkResult<bool> {
+pub(super) fn has_rules(
+    nft: &NftSocket,
+    owner: AttachmentId<'_>,
+    part: &Value,
+) -> NetlinkResult<bool> {
     let Ok(forward) = PortmapPart::deserialize(part) else { return Ok(false) };
     for target in forward.targets.iter().copied() {
         let wanted = forward.mappings_to(target).count();
         let chain = |name| reference_table(IpFamily::of_address(target.addr())).named_chain(name);
         let count = |name| {
-            nft.find_rules_by_comment(chain(name), &|comment| comment == Some(owner.id)).map(|rules| rules.len())
+            nft.find_rules_by_comment(chain(name), &|comment| comment == Some(owner.id))
+                .map(|rules| rules.len())
         };
         let [ports, by_address, masquerading] = CHAINS;
         let sources = match forward.snat {
@@ -69,7 +74,10 @@ pub(super) fn has_rules(nft: &NftSocket, owner: AttachmentId<'_>, part: &Value) 
 
 /// Adds the rules of all our elements to the reference's layout. Not converted, but counted, are elements whose
 /// comment is too short for the container's id, and rules with conditions. Counts rules.
-pub(super) fn convert_elements(nft: &NftSocket, batch: &mut NftBatch) -> NetlinkResult<HandoverCount> {
+pub(super) fn convert_elements(
+    nft: &NftSocket,
+    batch: &mut NftBatch,
+) -> NetlinkResult<HandoverCount> {
     let mut handed = HandoverCount::default();
     for family in IpFamily::BOTH {
         let at = family as usize;
@@ -95,8 +103,14 @@ fn create_rules(batch: &mut NftBatch, table: NftTable<'_>, rules: &[(&str, NftRu
     let [hostports, by_address, masquerading] = CHAINS.map(|name| table.named_chain(name));
     let all = table.named_chain("hostports_all");
     batch.ensure_object(table).ensure_object(hostports).ensure_object(by_address);
-    refill_chain(batch, all, &[by_address, hostports].map(|chain| NftRule::new().jump_to(chain.name)));
-    for (name, hook) in [("prerouting", NetfilterHook::Prerouting), ("output", NetfilterHook::Output)] {
+    refill_chain(
+        batch,
+        all,
+        &[by_address, hostports].map(|chain| NftRule::new().jump_to(chain.name)),
+    );
+    for (name, hook) in
+        [("prerouting", NetfilterHook::Prerouting), ("output", NetfilterHook::Output)]
+    {
         let entry = NftRule::new().daddr_is_local().jump_to(all.name);
         refill_chain(batch, table.named_chain(name).at_nat_hook(hook, DSTNAT), &[entry]);
     }
@@ -126,9 +140,16 @@ fn rules_of_element(element: &SetElement) -> Vec<(&'static str, NftRule)> {
                 ("masquerading", rule.with_comment(id))
             })
             .collect(),
-        ([on @ .., NftValue::Proto(proto), NftValue::Port(from)], Some(ElementData::Values(ElementKey(to)))) => {
+        (
+            [on @ .., NftValue::Proto(proto), NftValue::Port(from)],
+            Some(ElementData::Values(ElementKey(to))),
+        ) => {
             let [NftValue::Ip(addr), NftValue::Port(to)] = to.as_slice() else { return Vec::new() };
-            let rule = if let [NftValue::Ip(on)] = on { NftRule::new().daddr_is(*on) } else { NftRule::new() };
+            let rule = if let [NftValue::Ip(on)] = on {
+                NftRule::new().daddr_is(*on)
+            } else {
+                NftRule::new()
+            };
             vec![("hostports", rule.dport_is(*proto, *from).dnat_to(*addr, *to).with_comment(id))]
         }
         _ => Vec::new(),
@@ -143,7 +164,9 @@ fn masqueraded_sources(snat: Option<SourceTranslation>, addr: IpAddr) -> Vec<IpN
     };
     match snat {
         Some(SourceTranslation::Always) => vec![all],
-        Some(SourceTranslation::WhereNeeded) => [host_net(addr)].into_iter().chain(loopback).collect(),
+        Some(SourceTranslation::WhereNeeded) => {
+            [host_net(addr)].into_iter().chain(loopback).collect()
+        }
         Some(SourceTranslation::Never) | None => Vec::new(),
     }
 }

@@ -12,7 +12,9 @@ use super::super::attribute::{ReplyAttribute, find_attribute};
 use super::super::error::{NetlinkError, NetlinkResult, RequestFailure};
 use super::super::request::{KernelMessage, NFGENMSG, NLMSG_HDRLEN, NetlinkRequest};
 use super::super::socket::{REPLY_TIMEOUT, request_span};
-use super::object::{NftChain, NftObject, NftSet, NftTable, SetElement, element_request, rule_request, write_comment};
+use super::object::{
+    NftChain, NftObject, NftSet, NftTable, SetElement, element_request, rule_request, write_comment,
+};
 use super::read::RuleInfo;
 use super::rule::NftRule;
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
@@ -149,10 +151,17 @@ impl NftBatch {
         self.insert_rule_at(chain, rule, RulePosition::End)
     }
 
-    pub fn insert_rule_at(&mut self, chain: NftChain<'_>, rule: &NftRule, place: RulePosition) -> &mut NftBatch {
+    pub fn insert_rule_at(
+        &mut self,
+        chain: NftChain<'_>,
+        rule: &NftRule,
+        place: RulePosition,
+    ) -> &mut NftBatch {
         let mut request = rule_request(NFT_MSG_NEWRULE, chain);
         let body = &mut request.body;
-        body.put_nested(NFTA_RULE_EXPRESSIONS, |list| rule.write_expressions(chain.table.family, list));
+        body.put_nested(NFTA_RULE_EXPRESSIONS, |list| {
+            rule.write_expressions(chain.table.family, list)
+        });
         if let Some(proto) = rule.compat {
             body.put_nested(NFTA_RULE_COMPAT, |compat| {
                 let compat = compat.put_u32_be(NFTA_RULE_COMPAT_PROTO, proto.protocol_number());
@@ -182,12 +191,23 @@ impl NftBatch {
         self
     }
 
-    fn push_change(&mut self, request: NetlinkRequest, flags: u16, op: &'static str, target: String) -> &mut NftBatch {
+    fn push_change(
+        &mut self,
+        request: NetlinkRequest,
+        flags: u16,
+        op: &'static str,
+        target: String,
+    ) -> &mut NftBatch {
         self.changes.push(BatchChange { request, flags, destroy: None, op, target });
         self
     }
 
-    fn push_deletion(&mut self, request: NetlinkRequest, op: &'static str, target: String) -> &mut NftBatch {
+    fn push_deletion(
+        &mut self,
+        request: NetlinkRequest,
+        op: &'static str,
+        target: String,
+    ) -> &mut NftBatch {
         // The types of `DESTROY` are in the order of the triples of `NEW`, `GET` and `DEL`.
         let destroy = Some(message_type(NFT_MSG_DESTROYTABLE + (request.kind & 0xff) / 3));
         self.changes.push(BatchChange { request, flags: 0, destroy, op, target });
@@ -223,7 +243,10 @@ impl NftSocket {
 
     /// Applies the changes that `plan` returns, if no process changed anything since `plan` read the tables; otherwise
     /// calls `plan` again.
-    pub fn update_tables(&self, plan: &mut dyn FnMut(&NftSocket) -> NetlinkResult<NftBatch>) -> NetlinkResult<()> {
+    pub fn update_tables(
+        &self,
+        plan: &mut dyn FnMut(&NftSocket) -> NetlinkResult<NftBatch>,
+    ) -> NetlinkResult<()> {
         let mut outcome = Ok(());
         for _ in 0..ATTEMPTS {
             let generation = self.read_generation()?;
@@ -239,7 +262,10 @@ impl NftSocket {
 
     /// The result of a call of `read` during which no process committed anything. Fails with `ERESTART` if there is
     /// always a commit.
-    pub(super) fn read_between_commits<T>(&self, read: &mut dyn FnMut() -> NetlinkResult<T>) -> NetlinkResult<T> {
+    pub(super) fn read_between_commits<T>(
+        &self,
+        read: &mut dyn FnMut() -> NetlinkResult<T>,
+    ) -> NetlinkResult<T> {
         for _ in 0..ATTEMPTS {
             let generation = self.read_generation()?;
             // A batch waits for the end of a commit, which changes the generation at its beginning. An empty batch does
@@ -287,7 +313,11 @@ impl NftSocket {
         Ok(())
     }
 
-    fn send_changes(&self, changes: &[BatchChange], generation: u32) -> NetlinkResult<BatchRefusals, RequestFailure> {
+    fn send_changes(
+        &self,
+        changes: &[BatchChange],
+        generation: u32,
+    ) -> NetlinkResult<BatchRefusals, RequestFailure> {
         let count = u32::try_from(changes.len()).map_err(|_| Errno::E2BIG)?;
         let first = self.socket.reserve_sequence(count.saturating_add(2));
         let wire = self.encode_changes(changes, first, generation);
@@ -327,7 +357,12 @@ impl NftSocket {
             let kind = destroy.filter(|_| self.destroys.get());
             request.encode_into(kind, flags | ack, sequence, &mut wire);
         }
-        NetlinkRequest::new(NFNL_MSG_BATCH_END, &[0, 0, high, low]).encode_into(None, 0, sequence + 1, &mut wire);
+        NetlinkRequest::new(NFNL_MSG_BATCH_END, &[0, 0, high, low]).encode_into(
+            None,
+            0,
+            sequence + 1,
+            &mut wire,
+        );
         wire
     }
 }
@@ -338,7 +373,12 @@ impl BatchRefusals {
     }
 
     /// Adds the refusal in a message; `true` if the message is the acknowledgement of the last change.
-    fn take_message(&mut self, message: &KernelMessage, first: u32, changes: &[BatchChange]) -> bool {
+    fn take_message(
+        &mut self,
+        message: &KernelMessage,
+        first: u32,
+        changes: &[BatchChange],
+    ) -> bool {
         if message.kind != NLMSG_ERROR {
             return false;
         }
@@ -347,8 +387,10 @@ impl BatchRefusals {
         let Some(mut failure) = message.failure() else { return at == changes.len() };
         match at.checked_sub(1).map(|at| (at, changes.get(at))) {
             Some((at, Some(change))) => {
-                let offset = message.ext_ack_attribute(NLMSGERR_ATTR_OFFS).and_then(ReplyAttribute::to_u32);
-                failure.kernel = failure.kernel.or_else(|| change.faulty_expression(offset? as usize));
+                let offset =
+                    message.ext_ack_attribute(NLMSGERR_ATTR_OFFS).and_then(ReplyAttribute::to_u32);
+                failure.kernel =
+                    failure.kernel.or_else(|| change.faulty_expression(offset? as usize));
                 self.each.push((at, failure));
             }
             Some((at, None)) if at > changes.len() => {}

@@ -65,7 +65,11 @@ pub enum LoadedField {
 impl NftSocket {
     /// The rules of a chain, or of all chains of the table, in their order, with expressions; none if there is no such
     /// chain.
-    pub fn dump_foreign_rules(&self, table: NftTable<'_>, chain: Option<&str>) -> NetlinkResult<Vec<ForeignRule>> {
+    pub fn dump_foreign_rules(
+        &self,
+        table: NftTable<'_>,
+        chain: Option<&str>,
+    ) -> NetlinkResult<Vec<ForeignRule>> {
         let mut request = table_request(NFT_MSG_GETRULE, table);
         if let Some(chain) = chain {
             request.body.put_text(NFTA_RULE_CHAIN, chain);
@@ -88,9 +92,13 @@ impl NftSocket {
 pub(in crate::netlink) fn parse_foreign_rule(body: &[u8]) -> Option<ForeignRule> {
     let body = body.get(NFGENMSG..)?;
     let chain = find_attribute(body, NFTA_RULE_CHAIN)?.to_text();
-    let handle = find_attribute(body, NFTA_RULE_HANDLE)?.value.try_into().ok().map(u64::from_be_bytes)?;
-    let list = find_attribute(body, NFTA_RULE_EXPRESSIONS).into_iter().flat_map(ReplyAttribute::nested_attributes);
-    let expressions = list.map(|attr| parse_expression(attr).unwrap_or(RuleExpression::Other)).collect();
+    let handle =
+        find_attribute(body, NFTA_RULE_HANDLE)?.value.try_into().ok().map(u64::from_be_bytes)?;
+    let list = find_attribute(body, NFTA_RULE_EXPRESSIONS)
+        .into_iter()
+        .flat_map(ReplyAttribute::nested_attributes);
+    let expressions =
+        list.map(|attr| parse_expression(attr).unwrap_or(RuleExpression::Other)).collect();
     Some(ForeignRule { chain, handle, expressions })
 }
 
@@ -120,10 +128,16 @@ fn parse_expression(attr: ReplyAttribute<'_>) -> Option<RuleExpression> {
                 info: data.find_nested(NFTA_EXTENSION_INFO)?.value.to_vec(),
             };
             let is_match = name == "match";
-            if is_match { RuleExpression::Match(extension) } else { RuleExpression::Target(extension) }
+            if is_match {
+                RuleExpression::Match(extension)
+            } else {
+                RuleExpression::Target(extension)
+            }
         }
         "counter" => RuleExpression::Counter,
-        "immediate" => RuleExpression::Verdict(PacketVerdict::parse_data(data.find_nested(NFTA_IMMEDIATE_DATA)?)?),
+        "immediate" => RuleExpression::Verdict(PacketVerdict::parse_data(
+            data.find_nested(NFTA_IMMEDIATE_DATA)?,
+        )?),
         _ => return None,
     })
 }

@@ -85,11 +85,15 @@ impl PacketField {
     /// The condition under which the field can be read in a table of `family`: another field and its value.
     pub(super) fn dependency_in(self, family: TableFamily) -> Option<(PacketField, Vec<u8>)> {
         let (nfproto, ethertype): (u8, u16) = match self {
-            PacketField::IpSaddr | PacketField::IpDaddr | PacketField::IpHeader => (TableFamily::Ip as u8, 0x0800),
+            PacketField::IpSaddr | PacketField::IpDaddr | PacketField::IpHeader => {
+                (TableFamily::Ip as u8, 0x0800)
+            }
             PacketField::Icmpv6Type | PacketField::Icmpv6Target => {
                 return Some((PacketField::L4proto, vec![IPPROTO_ICMPV6]));
             }
-            PacketField::ArpTarget => return Some((PacketField::Protocol, ETH_P_ARP.to_be_bytes().to_vec())),
+            PacketField::ArpTarget => {
+                return Some((PacketField::Protocol, ETH_P_ARP.to_be_bytes().to_vec()));
+            }
             PacketField::Ip6Saddr | PacketField::Ip6Daddr | PacketField::Ip6Hoplimit => {
                 (TableFamily::Ip6 as u8, 0x86dd)
             }

@@ -40,7 +40,9 @@ impl SetFlavour {
                     desc.put_nested(NFTA_SET_DESC_CONCAT, |fields| {
                         for part in key {
                             let length = length_of_types(std::slice::from_ref(part));
-                            fields.put_nested(NFTA_LIST_ELEM, |field| field.put_u32_be(NFTA_SET_FIELD_LEN, length));
+                            fields.put_nested(NFTA_LIST_ELEM, |field| {
+                                field.put_u32_be(NFTA_SET_FIELD_LEN, length)
+                            });
                         }
                         fields
                     })
@@ -52,7 +54,8 @@ impl SetFlavour {
                 });
             }
             SetFlavour::FilledByPackets { size, .. } => {
-                settings.put_nested(NFTA_SET_DESC, |desc| desc.put_u32_be(NFTA_SET_DESC_SIZE, size));
+                settings
+                    .put_nested(NFTA_SET_DESC, |desc| desc.put_u32_be(NFTA_SET_DESC_SIZE, size));
             }
             SetFlavour::Plain | SetFlavour::Intervals => {}
         }

@@ -8,7 +8,9 @@ use nix::errno::Errno;
 use super::super::attribute::{self, AttributeBuilder, ReplyAttribute};
 use super::super::error::NetlinkResult;
 use super::super::request::{NFGENMSG, NetlinkRequest};
-use super::object::{NetfilterHook, NftTable, PacketVerdict, TableFamily, table_request, write_value};
+use super::object::{
+    NetfilterHook, NftTable, PacketVerdict, TableFamily, table_request, write_value,
+};
 use super::packet::{ForwardedPacket, KnownBytes};
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
@@ -45,7 +47,8 @@ impl NftSocket {
         // Family 0 stands for all families.
         let request = NetlinkRequest::new_netfilter(message_type(NFT_MSG_GETCHAIN), 0);
         let bodies = self.dump_or_empty(&request, "list chains", &"of all tables")?;
-        let mut chains: Vec<_> = bodies.iter().filter_map(|body| parse_forward_chain(body)).collect();
+        let mut chains: Vec<_> =
+            bodies.iter().filter_map(|body| parse_forward_chain(body)).collect();
         for chain in &mut chains {
             let table = NftTable::new(chain.family, &chain.table);
             let request = table_request(NFT_MSG_GETRULE, table);
@@ -55,7 +58,12 @@ impl NftSocket {
     }
 
     /// Looks up the key in the registers in a set of the table of `chain`.
-    fn look_up_element(&self, chain: &ForwardChain, set: &str, registers: &KnownBytes) -> SetLookup {
+    fn look_up_element(
+        &self,
+        chain: &ForwardChain,
+        set: &str,
+        registers: &KnownBytes,
+    ) -> SetLookup {
         let table = NftTable::new(chain.family, &chain.table);
         let mut wanted = table_request(NFT_MSG_NEWSET, table);
         wanted.kind += 1;
@@ -70,14 +78,18 @@ impl NftSocket {
         wanted.body.put_text(NFTA_SET_ELEM_LIST_SET, set);
         wanted.body.put_nested(NFTA_SET_ELEM_LIST_ELEMENTS, |list| {
             list.put_nested(NFTA_LIST_ELEM, |elem| {
-                elem.put_nested(NFTA_SET_ELEM_KEY, |data: &mut AttributeBuilder| write_value(data, &key))
+                elem.put_nested(NFTA_SET_ELEM_KEY, |data: &mut AttributeBuilder| {
+                    write_value(data, &key)
+                })
             })
         });
         match self.socket.request_object(&wanted) {
             Ok(body) => {
                 let element = find_in_message(&body, NFTA_SET_ELEM_LIST_ELEMENTS);
                 let element = element.and_then(|list| list.nested_attributes().next());
-                SetLookup::Found(element.and_then(|e| parse_effect(e.find_nested(NFTA_SET_ELEM_DATA)?)))
+                SetLookup::Found(
+                    element.and_then(|e| parse_effect(e.find_nested(NFTA_SET_ELEM_DATA)?)),
+                )
             }
             Err(failure) if failure.refusal_errno() == Some(Errno::ENOENT) => SetLookup::Absent,
             Err(_) => SetLookup::Unknown,
@@ -100,7 +112,8 @@ fn find_in_message(body: &[u8], kind: u16) -> Option<ReplyAttribute<'_>> {
 fn parse_forward_chain(body: &[u8]) -> Option<ForwardChain> {
     let families = [TableFamily::Inet, TableFamily::Ip, TableFamily::Ip6];
     let family = families.into_iter().find(|family| body.first() == Some(&(*family as u8)))?;
-    let number = find_in_message(body, NFTA_CHAIN_HOOK)?.find_nested(NFTA_HOOK_HOOKNUM)?.to_u32_be()?;
+    let number =
+        find_in_message(body, NFTA_CHAIN_HOOK)?.find_nested(NFTA_HOOK_HOOKNUM)?.to_u32_be()?;
     let text = |kind| find_in_message(body, kind).map(ReplyAttribute::to_text);
     let is_filter = text(NFTA_CHAIN_TYPE).as_deref() == Some("filter");
     (number == NetfilterHook::Forward as u32 && is_filter).then_some(ForwardChain {
@@ -162,8 +175,9 @@ struct PacketWalk<'a> {
 impl PacketWalk<'_> {
     /// Follows a chain. Returns whether the packet certainly gets a verdict in the chain.
     fn ends_in(&mut self, name: &str, depth: usize) -> bool {
-        let is_in_chain =
-            |body: &&Vec<u8>| find_in_message(body, NFTA_RULE_CHAIN).is_some_and(|chain| chain.to_text() == name);
+        let is_in_chain = |body: &&Vec<u8>| {
+            find_in_message(body, NFTA_RULE_CHAIN).is_some_and(|chain| chain.to_text() == name)
+        };
         let mut may_leave = false;
         for body in self.chain.rules.iter().filter(is_in_chain) {
             let Some((step, is_certain)) = self.evaluate_rule(body) else { continue };
@@ -206,9 +220,13 @@ impl PacketWalk<'_> {
     fn evaluate_rule(&self, body: &[u8]) -> Option<(RuleEffect, bool)> {
         let mut registers: KnownBytes = vec![None; REGISTERS];
         let mut is_certain = true;
-        let list = find_in_message(body, NFTA_RULE_EXPRESSIONS).into_iter().flat_map(ReplyAttribute::nested_attributes);
+        let list = find_in_message(body, NFTA_RULE_EXPRESSIONS)
+            .into_iter()
+            .flat_map(ReplyAttribute::nested_attributes);
         for expr in list {
-            let (Some(name), Some(data)) = (expr.find_nested(NFTA_EXPR_NAME), expr.find_nested(NFTA_EXPR_DATA)) else {
+            let (Some(name), Some(data)) =
+                (expr.find_nested(NFTA_EXPR_NAME), expr.find_nested(NFTA_EXPR_DATA))
+            else {
                 continue;
             };
             let name = name.to_text();
@@ -262,11 +280,14 @@ impl PacketWalk<'_> {
             },
             "reject" => ExpressionOutcome::Step(RuleEffect::Drop),
             "match" => self.evaluate_xt_match(data),
-            "target" => match data.find_nested(NFTA_EXTENSION_NAME).map(ReplyAttribute::to_text).as_deref() {
-                Some("REJECT") => ExpressionOutcome::Step(RuleEffect::Drop),
-                Some(target) if TARGETS.contains(&target) => ExpressionOutcome::Is(true),
-                _ => ExpressionOutcome::Step(RuleEffect::Accept),
-            },
+            "target" => {
+                match data.find_nested(NFTA_EXTENSION_NAME).map(ReplyAttribute::to_text).as_deref()
+                {
+                    Some("REJECT") => ExpressionOutcome::Step(RuleEffect::Drop),
+                    Some(target) if TARGETS.contains(&target) => ExpressionOutcome::Is(true),
+                    _ => ExpressionOutcome::Step(RuleEffect::Accept),
+                }
+            }
             "queue" => ExpressionOutcome::Step(RuleEffect::Accept),
             _ if EFFECTS.contains(&name) => ExpressionOutcome::Is(true),
             _ => {
@@ -276,7 +297,11 @@ impl PacketWalk<'_> {
         }
     }
 
-    fn evaluate_lookup(&self, data: ReplyAttribute<'_>, registers: &KnownBytes) -> ExpressionOutcome {
+    fn evaluate_lookup(
+        &self,
+        data: ReplyAttribute<'_>,
+        registers: &KnownBytes,
+    ) -> ExpressionOutcome {
         let number = |kind| data.find_nested(kind).and_then(ReplyAttribute::to_u32_be);
         let (Some(set), Some(at)) =
             (data.find_nested(NFTA_LOOKUP_SET), number(NFTA_LOOKUP_SREG).and_then(register_offset))
@@ -287,11 +312,15 @@ impl PacketWalk<'_> {
         match self.nft.look_up_element(self.chain, &set.to_text(), &registers[at..].to_vec()) {
             SetLookup::Found(Some(step)) => ExpressionOutcome::Step(step),
             // The data of a map is not read.
-            SetLookup::Found(None) if number(NFTA_LOOKUP_DREG).is_some() => ExpressionOutcome::Unknown,
+            SetLookup::Found(None) if number(NFTA_LOOKUP_DREG).is_some() => {
+                ExpressionOutcome::Unknown
+            }
             SetLookup::Found(None) => ExpressionOutcome::Is(!is_inverted),
             SetLookup::Absent => ExpressionOutcome::Is(is_inverted),
             // A verdict of the map may accept.
-            SetLookup::Unknown if number(NFTA_LOOKUP_DREG) == Some(0) => ExpressionOutcome::Step(RuleEffect::Accept),
+            SetLookup::Unknown if number(NFTA_LOOKUP_DREG) == Some(0) => {
+                ExpressionOutcome::Step(RuleEffect::Accept)
+            }
             SetLookup::Unknown => ExpressionOutcome::Unknown,
         }
     }
@@ -304,11 +333,14 @@ impl PacketWalk<'_> {
         }
         let info = data.find_nested(NFTA_EXTENSION_INFO).map(|info| info.value).unwrap_or_default();
         let word = |at| info.get(at..at + 2)?.try_into().ok().map(u16::from_ne_bytes);
-        let is_third = data.find_nested(NFTA_EXTENSION_REV).and_then(ReplyAttribute::to_u32_be) == Some(3);
+        let is_third =
+            data.find_nested(NFTA_EXTENSION_REV).and_then(ReplyAttribute::to_u32_be) == Some(3);
         let words = [0, 2, 4].map(|more| word(XT_FLAGS + more));
         match (name.as_deref(), words) {
             (Some("conntrack"), [Some(XT_STATE), Some(inverted), Some(states)]) if is_third => {
-                ExpressionOutcome::Is((states & self.packet.xt_state() != 0) != (inverted & XT_STATE != 0))
+                ExpressionOutcome::Is(
+                    (states & self.packet.xt_state() != 0) != (inverted & XT_STATE != 0),
+                )
             }
             _ => ExpressionOutcome::Unknown,
         }
@@ -334,8 +366,9 @@ fn register_offset(register: u32) -> Option<usize> {
 fn evaluate_bitwise(data: ReplyAttribute<'_>, registers: &mut KnownBytes) -> ExpressionOutcome {
     let number = |kind| data.find_nested(kind).and_then(ReplyAttribute::to_u32_be);
     let value = |kind| Some(data.find_nested(kind)?.find_nested(NFTA_DATA_VALUE)?.value);
-    let places =
-        number(NFTA_BITWISE_SREG).and_then(register_offset).zip(number(NFTA_BITWISE_DREG).and_then(register_offset));
+    let places = number(NFTA_BITWISE_SREG)
+        .and_then(register_offset)
+        .zip(number(NFTA_BITWISE_DREG).and_then(register_offset));
     let values = value(NFTA_BITWISE_MASK).zip(value(NFTA_BITWISE_XOR));
     let (Some((from, to)), Some((mask, xor))) = (places, values) else {
         registers.fill(None);
@@ -352,7 +385,9 @@ fn evaluate_bitwise(data: ReplyAttribute<'_>, registers: &mut KnownBytes) -> Exp
 
 fn evaluate_compare(data: ReplyAttribute<'_>, registers: &KnownBytes) -> ExpressionOutcome {
     let number = |kind| data.find_nested(kind).and_then(ReplyAttribute::to_u32_be);
-    let value = data.find_nested(NFTA_CMP_DATA).and_then(|data| Some(data.find_nested(NFTA_DATA_VALUE)?.value));
+    let value = data
+        .find_nested(NFTA_CMP_DATA)
+        .and_then(|data| Some(data.find_nested(NFTA_DATA_VALUE)?.value));
     let (Some(at), Some(op), Some(value)) =
         (number(NFTA_CMP_SREG).and_then(register_offset), number(NFTA_CMP_OP), value)
     else {

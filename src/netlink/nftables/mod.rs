@@ -44,8 +44,8 @@ pub use self::expression::{ForeignRule, LoadedField, RuleExpression};
 pub use self::field::PacketField;
 pub use self::forward::ForwardChain;
 pub use self::object::{
-    BRIDGE_FILTER, DSTNAT, ElementData, FILTER, NetfilterHook, NftChain, NftSet, NftTable, PacketVerdict, RAW, SRCNAT,
-    SetElement, TableFamily, cut_comment,
+    BRIDGE_FILTER, DSTNAT, ElementData, FILTER, NetfilterHook, NftChain, NftSet, NftTable,
+    PacketVerdict, RAW, SRCNAT, SetElement, TableFamily, cut_comment,
 };
 pub use self::packet::ForwardedPacket;
 pub use self::read::{CommentSelector, RuleInfo};
@@ -98,8 +98,10 @@ impl NftablesWatch {
     pub fn wait_for_change(&self, until: Instant) -> NetlinkResult<bool> {
         let limit = until.saturating_duration_since(Instant::now());
         // Lost events are changes, too.
-        let has_changed =
-            self.0.wait_for_datagram(limit).and_then(|waited| Ok(self.0.drain_events(&|_| true)? || waited));
+        let has_changed = self
+            .0
+            .wait_for_datagram(limit)
+            .and_then(|waited| Ok(self.0.drain_events(&|_| true)? || waited));
         has_changed.map_err(|f| f.into_error("watch", &"nf_tables"))
     }
 }

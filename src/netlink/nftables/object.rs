@@ -94,7 +94,12 @@ impl<'a> NftTable<'a> {
     }
 
     /// The map `name` of this table from `key` to `data`.
-    pub const fn value_map(self, name: &'a str, key: &'a [ValueType], data: &'a [ValueType]) -> NftSet<'a> {
+    pub const fn value_map(
+        self,
+        name: &'a str,
+        key: &'a [ValueType],
+        data: &'a [ValueType],
+    ) -> NftSet<'a> {
         NftSet { data: Some(MapDataType::Values(data)), ..self.named_set(name, key) }
     }
 
@@ -145,18 +150,25 @@ pub struct NftChain<'a> {
 impl<'a> NftChain<'a> {
     /// `type filter hook .. priority ..`
     pub const fn at_filter_hook(self, hook: NetfilterHook, priority: i32) -> NftChain<'a> {
-        NftChain { base: Some(BaseChain { kind: "filter", hook: hook as u32, priority, device: None }), ..self }
+        NftChain {
+            base: Some(BaseChain { kind: "filter", hook: hook as u32, priority, device: None }),
+            ..self
+        }
     }
 
     /// `type filter hook ingress device ".." priority 0`, in a table of the family netdev.
     pub const fn at_ingress_of(self, device: &'a str) -> NftChain<'a> {
-        let base = BaseChain { kind: "filter", hook: NETDEV_INGRESS, priority: 0, device: Some(device) };
+        let base =
+            BaseChain { kind: "filter", hook: NETDEV_INGRESS, priority: 0, device: Some(device) };
         NftChain { base: Some(base), ..self }
     }
 
     /// `type nat hook .. priority ..`
     pub const fn at_nat_hook(self, hook: NetfilterHook, priority: i32) -> NftChain<'a> {
-        NftChain { base: Some(BaseChain { kind: "nat", hook: hook as u32, priority, device: None }), ..self }
+        NftChain {
+            base: Some(BaseChain { kind: "nat", hook: hook as u32, priority, device: None }),
+            ..self
+        }
     }
 
     /// Adds a comment (Linux 5.10).
@@ -248,7 +260,9 @@ impl From<NftSet<'_>> for NftObject {
         write_userdata(0, &byte_order(set.key).to_ne_bytes(), &mut userdata);
         if let Some(data) = set.data {
             let (number, length, byteorder) = match data {
-                MapDataType::Values(types) => (type_number(types), length_of_types(types), byte_order(types)),
+                MapDataType::Values(types) => {
+                    (type_number(types), length_of_types(types), byte_order(types))
+                }
                 MapDataType::Verdict => (NFT_DATA_VERDICT, 0, 0),
             };
             settings.put_u32_be(NFTA_SET_DATA_TYPE, number).put_u32_be(NFTA_SET_DATA_LEN, length);
@@ -310,7 +324,10 @@ impl PacketVerdict {
     pub(super) fn parse_data(data: ReplyAttribute<'_>) -> Option<PacketVerdict> {
         let verdict = data.find_nested(NFTA_DATA_VERDICT)?;
         let code = verdict.find_nested(NFTA_VERDICT_CODE)?.to_u32_be()?.cast_signed();
-        Some(PacketVerdict { code, chain: verdict.find_nested(NFTA_VERDICT_CHAIN).map(ReplyAttribute::to_text) })
+        Some(PacketVerdict {
+            code,
+            chain: verdict.find_nested(NFTA_VERDICT_CHAIN).map(ReplyAttribute::to_text),
+        })
     }
 
     /// The chain of a jump or goto.
@@ -318,7 +335,10 @@ impl PacketVerdict {
         self.chain.as_deref()
     }
 
-    pub(super) fn write_data<'a>(&self, list: &'a mut AttributeBuilder) -> &'a mut AttributeBuilder {
+    pub(super) fn write_data<'a>(
+        &self,
+        list: &'a mut AttributeBuilder,
+    ) -> &'a mut AttributeBuilder {
         list.put_nested(NFTA_DATA_VERDICT, |verdict| {
             verdict.put_u32_be(NFTA_VERDICT_CODE, self.code);
             match &self.chain {
@@ -348,7 +368,9 @@ impl NftSet<'static> {
 
     /// An element that no packet matches: while it exists, the set has not been flushed.
     pub fn sentinel_element(self) -> SetElement {
-        let unmatched = |types: &[ValueType]| ElementKey(types.iter().map(|part| part.unmatched_value()).collect());
+        let unmatched = |types: &[ValueType]| {
+            ElementKey(types.iter().map(|part| part.unmatched_value()).collect())
+        };
         let data = self.data.map(|data| match data {
             MapDataType::Values(types) => ElementData::Values(unmatched(types)),
             MapDataType::Verdict => ElementData::Verdict(PacketVerdict::CONTINUE),
@@ -420,7 +442,10 @@ impl fmt::Display for SetElement {
     }
 }
 
-pub(super) fn write_value<'a>(list: &'a mut AttributeBuilder, bytes: &[u8]) -> &'a mut AttributeBuilder {
+pub(super) fn write_value<'a>(
+    list: &'a mut AttributeBuilder,
+    bytes: &[u8],
+) -> &'a mut AttributeBuilder {
     list.put_bytes(NFTA_DATA_VALUE, bytes)
 }
 

@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use nix::libc::{NFT_CT_DIRECTION, NFT_CT_PROTO_DST, NFT_CT_PROTOCOL};
 
 use super::uapi::{
-    IFNAMSIZ, NFPROTO_IPV4, NFPROTO_IPV6, NFT_CT_STATE, NFT_CT_STATUS, NFT_META_IIFNAME, NFT_META_L4PROTO,
-    NFT_META_NFPROTO, NFT_META_OIFNAME, NFT_META_PROTOCOL, NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER,
-    c_int,
+    IFNAMSIZ, NFPROTO_IPV4, NFPROTO_IPV6, NFT_CT_STATE, NFT_CT_STATUS, NFT_META_IIFNAME,
+    NFT_META_L4PROTO, NFT_META_NFPROTO, NFT_META_OIFNAME, NFT_META_PROTOCOL,
+    NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER, c_int,
 };
 use super::value::TransportProtocol;
 
@@ -52,7 +52,8 @@ impl ForwardedPacket {
 
     /// The value of `meta key`.
     pub(super) fn meta_value(&self, key: c_int) -> KnownBytes {
-        let (nfproto, ethertype) = if self.is_ipv4 { (NFPROTO_IPV4, 0x0800_u16) } else { (NFPROTO_IPV6, 0x86dd) };
+        let (nfproto, ethertype) =
+            if self.is_ipv4 { (NFPROTO_IPV4, 0x0800_u16) } else { (NFPROTO_IPV6, 0x86dd) };
         match key {
             NFT_META_IIFNAME => padded_name(self.iif.as_deref()),
             NFT_META_OIFNAME => padded_name(self.oif.as_deref()),

@@ -9,8 +9,8 @@ use super::super::attribute::{self, AttributeBuilder, ReplyAttribute};
 use super::super::error::{NetlinkResult, RequestFailure, unless_absent};
 use super::super::request::{DUMP_ATTEMPTS, NFGENMSG, NetlinkReply, NetlinkRequest};
 use super::object::{
-    ElementData, MapDataType, NftChain, NftObject, NftSet, NftTable, PacketVerdict, SENTINEL, SetElement,
-    element_request, read_comment, rule_request, table_request,
+    ElementData, MapDataType, NftChain, NftObject, NftSet, NftTable, PacketVerdict, SENTINEL,
+    SetElement, element_request, read_comment, rule_request, table_request,
 };
 use super::rule::NftRule;
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
@@ -108,7 +108,9 @@ impl NftSocket {
         let settings = object.settings.as_bytes().to_vec();
         let Some(body) = self.read_object(object)? else { return Ok(true) };
         let [hook, kind] = [NFTA_CHAIN_HOOK, NFTA_CHAIN_TYPE].map(|kind| {
-            let value = |attr: Option<ReplyAttribute<'_>>| attr.map_or(Vec::new(), |attr| attr.value.to_vec());
+            let value = |attr: Option<ReplyAttribute<'_>>| {
+                attr.map_or(Vec::new(), |attr| attr.value.to_vec())
+            };
             [value(attribute::find_attribute(&settings, kind)), value(find_in_message(&body, kind))]
         });
         Ok(attribute::are_listed(&hook[0], &hook[1]) && kind[0] == kind[1])
@@ -117,11 +119,13 @@ impl NftSocket {
     /// The chains of a table; none if there is no such table.
     pub fn dump_chains(&self, table: NftTable<'_>) -> NetlinkResult<Vec<ChainInfo>> {
         // The kernel (6.18) ignores a table in the request.
-        let request = NetlinkRequest::new_netfilter(message_type(NFT_MSG_GETCHAIN), table.family as u8);
+        let request =
+            NetlinkRequest::new_netfilter(message_type(NFT_MSG_GETCHAIN), table.family as u8);
         let bodies = self.dump_or_empty(&request, "list chains of table", &table)?;
         let chains = bodies.iter().filter(|body| {
             body.first() == Some(&(table.family as u8))
-                && find_in_message(body, NFTA_TABLE_NAME).is_some_and(|name| name.to_text() == table.name)
+                && find_in_message(body, NFTA_TABLE_NAME)
+                    .is_some_and(|name| name.to_text() == table.name)
         });
         Ok(chains.map(|body| parse_chain(body)).collect())
     }
@@ -170,7 +174,8 @@ impl NftSocket {
         let mut content = TableContent::default();
         for _ in 0..DUMP_ATTEMPTS {
             let (now, later) = wanted.split_at(wanted.len().min(ELEMENT_REQUESTS));
-            let mut requests = vec![(generation_request(), 0), (table_request(NFT_MSG_GETTABLE, table), 0)];
+            let mut requests =
+                vec![(generation_request(), 0), (table_request(NFT_MSG_GETTABLE, table), 0)];
             if chains.is_empty() {
                 requests.push((table_request(NFT_MSG_GETRULE, table), NLM_F_DUMP));
             }
@@ -184,11 +189,14 @@ impl NftSocket {
             let uses = found.first().and_then(|body| find_in_message(body, NFTA_TABLE_USE));
             content.objects = uses.and_then(ReplyAttribute::to_u32_be);
             let flags = found.first().and_then(|body| find_in_message(body, NFTA_TABLE_FLAGS));
-            content.is_dormant =
-                flags.and_then(ReplyAttribute::to_u32_be).is_some_and(|f| f & NFT_TABLE_F_DORMANT != 0);
-            let rules = if chains.is_empty() { next().map_err(failed)? } else { NetlinkReply::default() };
+            content.is_dormant = flags
+                .and_then(ReplyAttribute::to_u32_be)
+                .is_some_and(|f| f & NFT_TABLE_F_DORMANT != 0);
+            let rules =
+                if chains.is_empty() { next().map_err(failed)? } else { NetlinkReply::default() };
             content.rules = rules.bodies.into_iter().filter_map(parse_rule).collect();
-            content.elements = now.iter().map(|e| parse_element_reply(e, next())).collect::<NetlinkResult<_>>()?;
+            content.elements =
+                now.iter().map(|e| parse_element_reply(e, next())).collect::<NetlinkResult<_>>()?;
             content.elements.extend(self.read_elements(later)?);
             for chain in chains {
                 content.rules.extend(self.dump_rules(*chain)?);
@@ -215,7 +223,11 @@ impl NftSocket {
     }
 
     /// The elements with the keys of `known`, or, if `known` is empty, all elements of the sets.
-    pub fn find_elements(&self, sets: &[NftSet<'static>], known: &[SetElement]) -> NetlinkResult<Vec<SetElement>> {
+    pub fn find_elements(
+        &self,
+        sets: &[NftSet<'static>],
+        known: &[SetElement],
+    ) -> NetlinkResult<Vec<SetElement>> {
         let mut found: Vec<SetElement> = self.read_elements(known)?.into_iter().flatten().collect();
         for set in sets.iter().filter(|_| known.is_empty()) {
             found.extend(self.dump_elements(*set)?);
@@ -248,7 +260,10 @@ impl NftSocket {
         op: &'static str,
         of: &dyn Display,
     ) -> NetlinkResult<Vec<Vec<u8>>> {
-        unless_absent(self.socket.request_dump(request).map_err(|f| f.into_error(op, of)), Vec::new())
+        unless_absent(
+            self.socket.request_dump(request).map_err(|f| f.into_error(op, of)),
+            Vec::new(),
+        )
     }
 }
 
@@ -258,7 +273,9 @@ fn generation_request() -> NetlinkRequest {
 
 /// The generation in a reply; never 0, which would let a commit ignore the generation.
 fn parse_generation(body: Option<&Vec<u8>>) -> NetlinkResult<u32, RequestFailure> {
-    let id = body.and_then(|body| find_in_message(body, NFTA_GEN_ID)).and_then(ReplyAttribute::to_u32_be);
+    let id = body
+        .and_then(|body| find_in_message(body, NFTA_GEN_ID))
+        .and_then(ReplyAttribute::to_u32_be);
     id.filter(|id| *id != 0).ok_or(Errno::ENODATA.into())
 }
 
@@ -271,10 +288,14 @@ fn parse_element_reply(
     reply: NetlinkResult<NetlinkReply, RequestFailure>,
 ) -> NetlinkResult<Option<SetElement>> {
     match reply {
-        Ok(NetlinkReply { bodies, .. }) => Ok(parse_elements(wanted.set, &bodies).into_iter().next()),
+        Ok(NetlinkReply { bodies, .. }) => {
+            Ok(parse_elements(wanted.set, &bodies).into_iter().next())
+        }
         // Without an error, whose text would name the element.
         Err(failure) if failure.is_not_found() => Ok(None),
-        Err(failure) => Err(failure.into_error("read element", &format_args!("{wanted} of {}", wanted.set))),
+        Err(failure) => {
+            Err(failure.into_error("read element", &format_args!("{wanted} of {}", wanted.set)))
+        }
     }
 }
 
@@ -284,23 +305,35 @@ pub(super) fn find_in_message(body: &[u8], kind: u16) -> Option<ReplyAttribute<'
 
 pub(in crate::netlink) fn parse_chain(body: &[u8]) -> ChainInfo {
     ChainInfo {
-        name: find_in_message(body, NFTA_CHAIN_NAME).map(ReplyAttribute::to_text).unwrap_or_default(),
+        name: find_in_message(body, NFTA_CHAIN_NAME)
+            .map(ReplyAttribute::to_text)
+            .unwrap_or_default(),
         base: find_in_message(body, NFTA_CHAIN_TYPE).map(ReplyAttribute::to_text),
-        uses: find_in_message(body, NFTA_CHAIN_USE).and_then(ReplyAttribute::to_u32_be).unwrap_or_default(),
+        uses: find_in_message(body, NFTA_CHAIN_USE)
+            .and_then(ReplyAttribute::to_u32_be)
+            .unwrap_or_default(),
     }
 }
 
 pub(in crate::netlink) fn parse_rule(body: Vec<u8>) -> Option<RuleInfo> {
     Some(RuleInfo {
-        chain: find_in_message(&body, NFTA_RULE_CHAIN).map(ReplyAttribute::to_text).unwrap_or_default(),
-        handle: find_in_message(&body, NFTA_RULE_HANDLE)?.value.try_into().ok().map(u64::from_be_bytes)?,
+        chain: find_in_message(&body, NFTA_RULE_CHAIN)
+            .map(ReplyAttribute::to_text)
+            .unwrap_or_default(),
+        handle: find_in_message(&body, NFTA_RULE_HANDLE)?
+            .value
+            .try_into()
+            .ok()
+            .map(u64::from_be_bytes)?,
         comment: find_in_message(&body, NFTA_RULE_USERDATA).and_then(|a| read_comment(a.value)),
         body,
     })
 }
 
 fn expression_list(body: &[u8]) -> impl Iterator<Item = ReplyAttribute<'_>> {
-    find_in_message(body, NFTA_RULE_EXPRESSIONS).into_iter().flat_map(ReplyAttribute::nested_attributes)
+    find_in_message(body, NFTA_RULE_EXPRESSIONS)
+        .into_iter()
+        .flat_map(ReplyAttribute::nested_attributes)
 }
 
 /// The value of a `cmp` or `immediate` expression.
@@ -310,12 +343,24 @@ fn compared_value(expr: ReplyAttribute<'_>) -> Option<Vec<u8>> {
         "immediate" => NFTA_IMMEDIATE_DATA,
         _ => return None,
     };
-    Some(expr.find_nested(NFTA_EXPR_DATA)?.find_nested(kind)?.find_nested(NFTA_DATA_VALUE)?.value.to_vec())
+    Some(
+        expr.find_nested(NFTA_EXPR_DATA)?
+            .find_nested(kind)?
+            .find_nested(NFTA_DATA_VALUE)?
+            .value
+            .to_vec(),
+    )
 }
 
-pub(in crate::netlink) fn parse_elements(set: NftSet<'static>, bodies: &[Vec<u8>]) -> Vec<SetElement> {
+pub(in crate::netlink) fn parse_elements(
+    set: NftSet<'static>,
+    bodies: &[Vec<u8>],
+) -> Vec<SetElement> {
     let lists = bodies.iter().filter_map(|body| find_in_message(body, NFTA_SET_ELEM_LIST_ELEMENTS));
-    lists.flat_map(ReplyAttribute::nested_attributes).filter_map(|attr| parse_element(set, attr)).collect()
+    lists
+        .flat_map(ReplyAttribute::nested_attributes)
+        .filter_map(|attr| parse_element(set, attr))
+        .collect()
 }
 
 pub(super) fn parse_element(set: NftSet<'static>, attr: ReplyAttribute<'_>) -> Option<SetElement> {
@@ -323,7 +368,8 @@ pub(super) fn parse_element(set: NftSet<'static>, attr: ReplyAttribute<'_>) -> O
     let data = attr.find_nested(NFTA_SET_ELEM_DATA);
     let data = data.zip(set.data).and_then(|(data, kind)| match kind {
         MapDataType::Values(types) => {
-            value::parse_key(types, data.find_nested(NFTA_DATA_VALUE)?.value).map(ElementData::Values)
+            value::parse_key(types, data.find_nested(NFTA_DATA_VALUE)?.value)
+                .map(ElementData::Values)
         }
         MapDataType::Verdict => PacketVerdict::parse_data(data).map(ElementData::Verdict),
     });

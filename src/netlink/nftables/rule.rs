@@ -72,12 +72,14 @@ impl NftRule {
 
     /// `field == value`
     pub fn match_equal(self, field: PacketField, value: impl Into<NftValue>) -> NftRule {
-        self.load_field(field, 0).push_expression(compare_expression(NFT_CMP_EQ, &value.into().to_bytes()))
+        self.load_field(field, 0)
+            .push_expression(compare_expression(NFT_CMP_EQ, &value.into().to_bytes()))
     }
 
     /// `field != value`
     pub fn match_unequal(self, field: PacketField, value: impl Into<NftValue>) -> NftRule {
-        self.load_field(field, 0).push_expression(compare_expression(NFT_CMP_NEQ, &value.into().to_bytes()))
+        self.load_field(field, 0)
+            .push_expression(compare_expression(NFT_CMP_NEQ, &value.into().to_bytes()))
     }
 
     /// Compares a field with these bytes.
@@ -94,7 +96,8 @@ impl NftRule {
     /// Sets the first register to `value & mask ^ xor`.
     fn apply_mask_xor(self, mask: &[u8], xor: &[u8]) -> NftRule {
         self.push_expression(build_expression("bitwise", |data| {
-            data.put_u32_be(NFTA_BITWISE_SREG, register_number(0)).put_u32_be(NFTA_BITWISE_DREG, register_number(0));
+            data.put_u32_be(NFTA_BITWISE_SREG, register_number(0))
+                .put_u32_be(NFTA_BITWISE_DREG, register_number(0));
             data.put_u32_be(NFTA_BITWISE_LEN, mask.len());
             data.put_nested(NFTA_BITWISE_MASK, |d| write_value(d, mask));
             data.put_nested(NFTA_BITWISE_XOR, |d| write_value(d, xor))
@@ -104,13 +107,17 @@ impl NftRule {
     /// Whether at least one of the bits is set, as in `ct status dnat`.
     pub fn any_bit_set(self, field: PacketField, bits: u32) -> NftRule {
         let (bits, none) = (bits.to_ne_bytes(), [0; 4]);
-        self.load_field(field, 0).apply_mask(&bits).push_expression(compare_expression(NFT_CMP_NEQ, &none))
+        self.load_field(field, 0)
+            .apply_mask(&bits)
+            .push_expression(compare_expression(NFT_CMP_NEQ, &none))
     }
 
     /// Whether none of the bits is set, as in `ct mark & bits == 0`.
     pub fn no_bit_set(self, field: PacketField, bits: u32) -> NftRule {
         let (bits, none) = (bits.to_ne_bytes(), [0; 4]);
-        self.load_field(field, 0).apply_mask(&bits).push_expression(compare_expression(NFT_CMP_EQ, &none))
+        self.load_field(field, 0)
+            .apply_mask(&bits)
+            .push_expression(compare_expression(NFT_CMP_EQ, &none))
     }
 
     fn match_prefix(self, [v4, v6]: [PacketField; 2], net: IpNet, op: c_int) -> NftRule {
@@ -205,7 +212,8 @@ impl NftRule {
         more: fn(&mut AttributeBuilder) -> &mut AttributeBuilder,
     ) -> NftRule {
         self.load_key(fields).push_expression(build_expression("lookup", |data| {
-            data.put_text(NFTA_LOOKUP_SET, set.name).put_u32_be(NFTA_LOOKUP_SREG, register_number(0));
+            data.put_text(NFTA_LOOKUP_SET, set.name)
+                .put_u32_be(NFTA_LOOKUP_SREG, register_number(0));
             more(data)
         }))
     }
@@ -311,15 +319,18 @@ impl NftRule {
     /// `dnat ip to addr:port`
     pub fn dnat_to(self, addr: IpAddr, port: u16) -> NftRule {
         let bytes = NftValue::Ip(addr).to_bytes();
-        let rule = self.load_immediate(&bytes, 0).load_immediate(&port.to_be_bytes(), bytes.len() / 4);
+        let rule =
+            self.load_immediate(&bytes, 0).load_immediate(&port.to_be_bytes(), bytes.len() / 4);
         rule.translate_destination(addr.is_ipv4())
     }
 
     /// `dnat ip to a . b map @map`: the map has addresses and ports.
     pub fn dnat_by_map(self, fields: &[PacketField], map: NftSet<'_>) -> NftRule {
         let is_ipv4 = matches!(map.data, Some(MapDataType::Values([ValueType::Ipv4Addr, ..])));
-        let rule = self.require_field(if is_ipv4 { PacketField::IpDaddr } else { PacketField::Ip6Daddr });
-        let rule = rule.look_up_set(fields, map, |data| data.put_u32_be(NFTA_LOOKUP_DREG, register_number(0)));
+        let rule =
+            self.require_field(if is_ipv4 { PacketField::IpDaddr } else { PacketField::Ip6Daddr });
+        let rule = rule
+            .look_up_set(fields, map, |data| data.put_u32_be(NFTA_LOOKUP_DREG, register_number(0)));
         rule.translate_destination(is_ipv4)
     }
 
@@ -362,7 +373,11 @@ impl NftRule {
     }
 
     /// A match of iptables, for packets of this protocol.
-    pub fn with_match(mut self, extension: &CompatExtension, proto: Option<TransportProtocol>) -> NftRule {
+    pub fn with_match(
+        mut self,
+        extension: &CompatExtension,
+        proto: Option<TransportProtocol>,
+    ) -> NftRule {
         self.compat = self.compat.or(proto);
         self.push_extension("match", extension)
     }
@@ -391,7 +406,9 @@ pub(super) fn build_expression(
 ) -> AttributeBuilder {
     // The size of most expressions: the rules of whole tables are built for comparing them with the kernel's.
     let mut list = AttributeBuilder::after_header(Vec::with_capacity(96));
-    list.put_nested(NFTA_LIST_ELEM, |expr| expr.put_text(NFTA_EXPR_NAME, name).put_nested(NFTA_EXPR_DATA, fill));
+    list.put_nested(NFTA_LIST_ELEM, |expr| {
+        expr.put_text(NFTA_EXPR_NAME, name).put_nested(NFTA_EXPR_DATA, fill)
+    });
     list
 }
 

@@ -9,7 +9,9 @@ use super::field::PacketField;
 use super::flavour::SetFlavour;
 use super::object::{NftSet, SetElement, element_request, write_value};
 use super::read::{find_in_message, parse_element};
-use super::rule::{CT_STATUS_DNAT, NftRule, RegisterIndex, build_expression, compare_expression, register_number};
+use super::rule::{
+    CT_STATUS_DNAT, NftRule, RegisterIndex, build_expression, compare_expression, register_number,
+};
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
 use super::value::ElementKey;
@@ -96,7 +98,10 @@ impl PacketCount {
             .filter(|e| e.find_nested(NFTA_EXPR_NAME).is_some_and(|n| n.to_text() == "counter"));
         let data = expr?.find_nested(NFTA_EXPR_DATA)?;
         let number = |kind| data.find_nested(kind)?.value.try_into().ok().map(u64::from_be_bytes);
-        Some(PacketCount { packets: number(NFTA_COUNTER_PACKETS)?, bytes: number(NFTA_COUNTER_BYTES)? })
+        Some(PacketCount {
+            packets: number(NFTA_COUNTER_PACKETS)?,
+            bytes: number(NFTA_COUNTER_BYTES)?,
+        })
     }
 }
 
@@ -112,7 +117,11 @@ impl NftBatch {
                         if let Some(last) = last {
                             elem.put_nested(NFTA_SET_ELEM_KEY_END, |data| write_value(data, last));
                         }
-                        if *is_end { elem.put_u32_be(NFTA_SET_ELEM_FLAGS, INTERVAL_END) } else { elem }
+                        if *is_end {
+                            elem.put_u32_be(NFTA_SET_ELEM_FLAGS, INTERVAL_END)
+                        } else {
+                            elem
+                        }
                     });
                 }
                 list
@@ -136,11 +145,19 @@ impl NftSocket {
 
     /// The elements of a set of intervals, sorted.
     fn dump_intervals(&self, set: NftSet<'_>) -> NetlinkResult<Vec<StoredInterval>> {
-        let bodies = self.dump_or_empty(&element_request(NFT_MSG_GETSETELEM, set), "list elements of", &set)?;
-        let value =
-            |attr: ReplyAttribute<'_>, kind| Some(attr.find_nested(kind)?.find_nested(NFTA_DATA_VALUE)?.value.to_vec());
+        let bodies = self.dump_or_empty(
+            &element_request(NFT_MSG_GETSETELEM, set),
+            "list elements of",
+            &set,
+        )?;
+        let value = |attr: ReplyAttribute<'_>, kind| {
+            Some(attr.find_nested(kind)?.find_nested(NFTA_DATA_VALUE)?.value.to_vec())
+        };
         let parse = |attr: ReplyAttribute<'_>| {
-            let flags = attr.find_nested(NFTA_SET_ELEM_FLAGS).and_then(ReplyAttribute::to_u32_be).unwrap_or(0);
+            let flags = attr
+                .find_nested(NFTA_SET_ELEM_FLAGS)
+                .and_then(ReplyAttribute::to_u32_be)
+                .unwrap_or(0);
             let last = value(attr, NFTA_SET_ELEM_KEY_END);
             // An element that matches all packets has no key.
             let key = value(attr, NFTA_SET_ELEM_KEY).unwrap_or_default();
@@ -152,8 +169,15 @@ impl NftSocket {
     }
 
     /// The elements of a set [with counters](NftSet::with_counters), with their counters; none if there is no such set.
-    pub fn dump_counters(&self, set: NftSet<'static>) -> NetlinkResult<Vec<(SetElement, PacketCount)>> {
-        let bodies = self.dump_or_empty(&element_request(NFT_MSG_GETSETELEM, set), "list elements of", &set)?;
+    pub fn dump_counters(
+        &self,
+        set: NftSet<'static>,
+    ) -> NetlinkResult<Vec<(SetElement, PacketCount)>> {
+        let bodies = self.dump_or_empty(
+            &element_request(NFT_MSG_GETSETELEM, set),
+            "list elements of",
+            &set,
+        )?;
         Ok(element_lists(&bodies)
             .filter_map(|attr| Some((parse_element(set, attr)?, PacketCount::parse_element(attr)?)))
             .collect())
@@ -162,10 +186,16 @@ impl NftSocket {
     /// The elements of a set [filled by packets](NftSet::filled_by_packets), with the remaining time in milliseconds;
     /// none if there is no such set.
     pub fn dump_recorded(&self, set: NftSet<'static>) -> NetlinkResult<Vec<(ElementKey, u64)>> {
-        let bodies = self.dump_or_empty(&element_request(NFT_MSG_GETSETELEM, set), "list elements of", &set)?;
+        let bodies = self.dump_or_empty(
+            &element_request(NFT_MSG_GETSETELEM, set),
+            "list elements of",
+            &set,
+        )?;
         Ok(element_lists(&bodies)
             .filter_map(|attr| {
-                let left = attr.find_nested(NFTA_SET_ELEM_EXPIRATION).and_then(|left| left.value.try_into().ok());
+                let left = attr
+                    .find_nested(NFTA_SET_ELEM_EXPIRATION)
+                    .and_then(|left| left.value.try_into().ok());
                 Some((parse_element(set, attr)?.key, left.map_or(0, u64::from_be_bytes)))
             })
             .collect())
@@ -181,7 +211,13 @@ fn element_lists(bodies: &[Vec<u8>]) -> impl Iterator<Item = ReplyAttribute<'_>>
 impl NftRule {
     /// `add @set { a . b }` for at most `burst` packets with this key, and `per_minute` more in each minute; further
     /// packets end the rule. With Linux before 5.6 the limit of an element that exists does not count.
-    pub fn add_with_limit(self, fields: &[PacketField], set: NftSet<'_>, per_minute: u64, burst: u32) -> NftRule {
+    pub fn add_with_limit(
+        self,
+        fields: &[PacketField],
+        set: NftSet<'_>,
+        per_minute: u64,
+        burst: u32,
+    ) -> NftRule {
         self.add_key(fields, set, ADD, |data| {
             data.put_nested(NFTA_DYNSET_EXPR, |expr| {
                 expr.put_text(NFTA_EXPR_NAME, "limit").put_nested(NFTA_EXPR_DATA, |limit| {
@@ -220,7 +256,8 @@ impl NftRule {
 
     /// Whether a field of one byte is in `first..=last`.
     pub fn byte_in_range(self, field: PacketField, first: u8, last: u8) -> NftRule {
-        let rule = self.load_field(field, 0).push_expression(compare_expression(NFT_CMP_GTE, &[first]));
+        let rule =
+            self.load_field(field, 0).push_expression(compare_expression(NFT_CMP_GTE, &[first]));
         rule.push_expression(compare_expression(NFT_CMP_LTE, &[last]))
     }
 

@@ -46,12 +46,16 @@ fn without_detection_an_address_is_usable_at_once() {
     netlink
         .add_address(
             veth.index,
-            &NewLinkAddress { dad: DuplicateDetection::Off, ..NewLinkAddress::new(net("fd00::1/64")) },
+            &NewLinkAddress {
+                dad: DuplicateDetection::Off,
+                ..NewLinkAddress::new(net("fd00::1/64"))
+            },
         )
         .unwrap();
     netlink.add_address(veth.index, &NewLinkAddress::new(net("fd00::2/64"))).unwrap();
     let addrs = netlink.dump_addresses(veth.index).unwrap();
-    let tentative = |text: &str| addrs.iter().find(|addr| addr.net == net(text)).unwrap().is_tentative();
+    let tentative =
+        |text: &str| addrs.iter().find(|addr| addr.net == net(text)).unwrap().is_tentative();
     assert!(!tentative("fd00::1/64"));
     assert!(tentative("fd00::2/64"));
 }
@@ -85,7 +89,11 @@ fn the_kernel_filters_the_dump() {
         let mut message = AddressMessage::default();
         message.header.family = AddressFamily::Inet;
         message.header.index = index;
-        netlink.socket.request_dump(&NetlinkRequest::new_route(RTM_GETADDR, &message)).unwrap().len()
+        netlink
+            .socket
+            .request_dump(&NetlinkRequest::new_route(RTM_GETADDR, &message))
+            .unwrap()
+            .len()
     };
     assert_eq!((count(0), count(veth.index)), (2, 1));
 }

@@ -28,7 +28,9 @@ fn vlans_are_added_as_ranges_read_and_removed() {
     let all = [single.clone(), PortVlanRange::native_vlan(100), tagged.clone()];
     netlink.add_port_vlans(index, &all).unwrap();
     // VLAN 1 is no longer the native VLAN.
-    netlink.delete_port_vlans(index, &[PortVlanRange::native_vlan(1), PortVlanRange::native_vlan(9)]).unwrap();
+    netlink
+        .delete_port_vlans(index, &[PortVlanRange::native_vlan(1), PortVlanRange::native_vlan(9)])
+        .unwrap();
     assert_eq!(port(()).vlans, all);
     let tagging = [7, 100, 199, 200, 4094].map(|id| port(()).tagging_of_vlan(id));
     let expected = [Some(VlanTagging::Tagged), Some(VlanTagging::Native), None];

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::{net, sandbox, veths, wire};
 use crate::netlink::{
-    DuplicateDetection, Link, LinkAddress, LinkChange, Netlink, NetlinkError, NewLinkAddress, OnOffSetting,
-    OperationalState, WaitOutcome,
+    DuplicateDetection, Link, LinkAddress, LinkChange, Netlink, NetlinkError, NewLinkAddress,
+    OnOffSetting, OperationalState, WaitOutcome,
 };
 use crate::netns::Netns;
 use crate::sysctl;
@@ -118,7 +118,8 @@ fn settling_waits_for_detection_to_end() {
     let netlink = sandbox();
     let (veth, _) = wire(&netlink);
     netlink.add_address(veth.index, &NewLinkAddress::new(net("fd00::1/64"))).unwrap();
-    let tentative = || netlink.dump_addresses(veth.index).unwrap().iter().any(LinkAddress::is_tentative);
+    let tentative =
+        || netlink.dump_addresses(veth.index).unwrap().iter().any(LinkAddress::is_tentative);
     assert!(tentative());
     netlink.wait_for_addresses(veth.index, LONG).unwrap();
     assert!(!tentative());
@@ -147,7 +148,9 @@ fn a_duplicate_address_is_an_error() {
     }
     let (veth, peer) = wire(&netlink);
     let addr = NewLinkAddress::new(net("fd00::1/64"));
-    netlink.add_address(peer.index, &NewLinkAddress { dad: DuplicateDetection::Off, ..addr }).unwrap();
+    netlink
+        .add_address(peer.index, &NewLinkAddress { dad: DuplicateDetection::Off, ..addr })
+        .unwrap();
     netlink.add_address(veth.index, &addr).unwrap();
     let error = netlink.wait_for_addresses(veth.index, LONG).unwrap_err();
     assert!(matches!(error, NetlinkError::Dad(_)));

@@ -14,7 +14,9 @@ fn the_entries_of_one_bridge_are_listed() {
     let (one, other) = (bridge("br0"), bridge("br1"));
     let (port, far) = veths(&netlink);
     for (link, bridge) in [(&port, &one), (&far, &other)] {
-        netlink.change_link(link.index, LinkChange::new().set_master(bridge.index).set_up()).unwrap();
+        netlink
+            .change_link(link.index, LinkChange::new().set_master(bridge.index).set_up())
+            .unwrap();
     }
     let entry = FdbEntry { port: port.index, mac: port.mac.unwrap() };
     let found = netlink.dump_fdb(one.index).unwrap();

@@ -16,14 +16,19 @@ fn optional_kinds_are_created_and_read() {
     add("vlan", LinkKind::Vlan { link: veth.index, id: 4094 });
     add("ipvlan", LinkKind::Ipvlan { link: peer.index, mode: IpvlanMode::L3s });
     add("bridge", LinkKind::Bridge { vlan_filtering: Some(true) });
-    for (kind, lower) in [("dummy", None), ("vrf", None), ("vlan", Some(veth.index)), ("ipvlan", Some(peer.index))] {
+    for (kind, lower) in
+        [("dummy", None), ("vrf", None), ("vlan", Some(veth.index)), ("ipvlan", Some(peer.index))]
+    {
         let link = netlink.require_link(kind).unwrap();
         assert_eq!((link.kind.as_deref(), link.link), (Some(kind), lower));
     }
     assert_eq!(netlink.require_link("vlan").unwrap().vlan, Some(4094));
     assert_eq!(netlink.require_link("ipvlan").unwrap().ipvlan, Some(IpvlanMode::L3s));
     let bridge = netlink.require_link("bridge").unwrap().bridge;
-    assert_eq!(bridge, Some(BridgeInfo { vlan_filtering: true, default_pvid: 1, learns_link_local: Some(true) }));
+    assert_eq!(
+        bridge,
+        Some(BridgeInfo { vlan_filtering: true, default_pvid: 1, learns_link_local: Some(true) })
+    );
 }
 
 #[test]

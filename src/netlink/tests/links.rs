@@ -13,8 +13,8 @@ use crate::netlink::link::link_message;
 use crate::netlink::link_info::BridgePortInfo;
 use crate::netlink::request::NetlinkRequest;
 use crate::netlink::{
-    IpvlanMode, Link, LinkChange, LinkKind, MacAddress, MacvlanMode, Netlink, NewLink, OnOffSetting, OperationalState,
-    VethPeer,
+    IpvlanMode, Link, LinkChange, LinkKind, MacAddress, MacvlanMode, Netlink, NewLink,
+    OnOffSetting, OperationalState, VethPeer,
 };
 use crate::netns::Netns;
 
@@ -28,7 +28,8 @@ fn one_message_creates_a_veth_with_all_settings() {
     let container = Netns::create_unnamed().unwrap();
     let inside = Netlink::open_in(&container).unwrap();
     let (mac, peer_mac) = (MacAddress([2, 0, 0, 0, 0, 1]), MacAddress([2, 0, 0, 0, 0, 2]));
-    let peer = VethPeer::new("eth0").with_netns(container.as_fd()).with_mac(peer_mac).with_mtu(1400);
+    let peer =
+        VethPeer::new("eth0").with_netns(container.as_fd()).with_mac(peer_mac).with_mtu(1400);
     let veth = NewLink::new("veth0", LinkKind::Veth { peer })
         .with_mtu(1400)
         .with_mac(mac)
@@ -136,7 +137,10 @@ fn a_link_is_found_by_its_alternative_names() {
     let props = names.map(|name| Prop::AltIfName(name.to_owned())).to_vec();
     let message = link_message(veth.index, vec![LinkAttribute::PropList(props)]);
     let flags = NLM_F_CREATE | NLM_F_EXCL | NLM_F_APPEND;
-    netlink.socket.request_ack(&NetlinkRequest::new_route(RTM_NEWLINKPROP, &message), flags).unwrap();
+    netlink
+        .socket
+        .request_ack(&NetlinkRequest::new_route(RTM_NEWLINKPROP, &message), flags)
+        .unwrap();
     for name in names {
         let link = netlink.require_link(name).unwrap();
         assert_eq!((link.index, link.name.as_str()), (veth.index, "veth"));
@@ -183,7 +187,8 @@ fn one_change_applies_all_settings() {
     let link = netlink.require_link("eth0").unwrap();
     assert_eq!((link.mtu, link.mac, link.txqlen), (1300, Some(mac), 77));
     assert!(link.up && link.allmulti && link.promiscuity == 1);
-    let change = LinkChange::new().set_promisc(OnOffSetting::Off).set_allmulti(OnOffSetting::Off).set_down();
+    let change =
+        LinkChange::new().set_promisc(OnOffSetting::Off).set_allmulti(OnOffSetting::Off).set_down();
     netlink.change_link(veth.index, change).unwrap();
     let link = netlink.require_link("eth0").unwrap();
     assert!(!link.up && !link.allmulti && link.promiscuity == 0);
@@ -194,7 +199,9 @@ fn a_link_moves_to_another_namespace() {
     let netlink = sandbox();
     let other = Netns::create_unnamed().unwrap();
     let (veth, _) = veths(&netlink);
-    netlink.change_link(veth.index, LinkChange::new().move_to_netns(other.as_fd()).set_name("eth0")).unwrap();
+    netlink
+        .change_link(veth.index, LinkChange::new().move_to_netns(other.as_fd()).set_name("eth0"))
+        .unwrap();
     assert_eq!(netlink.find_link("veth"), Ok(None));
     assert!(Netlink::open_in(&other).unwrap().find_link("eth0").unwrap().is_some());
 }

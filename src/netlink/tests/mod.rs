@@ -77,7 +77,9 @@ fn a_dropped_socket_releases_the_namespace() {
     let here = sandbox();
     let other = Netns::create_unnamed().unwrap();
     let there = Netlink::open_in(&other).unwrap();
-    let kind = LinkKind::Veth { peer: VethPeer::new("inside").with_netns(std::os::fd::AsFd::as_fd(&other)) };
+    let kind = LinkKind::Veth {
+        peer: VethPeer::new("inside").with_netns(std::os::fd::AsFd::as_fd(&other)),
+    };
     here.add_link(&NewLink::new("outside", kind)).unwrap();
     there.require_link("inside").unwrap();
     let index = here.require_link("outside").unwrap().index;

@@ -5,8 +5,8 @@ use nix::libc::RTM_GETROUTE;
 use super::super::request::NetlinkRequest;
 use super::{net, sandbox, wire};
 use crate::netlink::{
-    DuplicateDetection, IpFamily, KernelRoute, Link, MultipathHop, Netlink, NewLinkAddress, RT_TABLE_MAIN,
-    RouteAddMode, RouteFilter,
+    DuplicateDetection, IpFamily, KernelRoute, Link, MultipathHop, Netlink, NewLinkAddress,
+    RT_TABLE_MAIN, RouteAddMode, RouteFilter,
 };
 
 /// A link with an address of each family.
@@ -17,7 +17,10 @@ fn connected() -> (Netlink, Link) {
     netlink
         .add_address(
             veth.index,
-            &NewLinkAddress { dad: DuplicateDetection::Off, ..NewLinkAddress::new(net("fd00::1/64")) },
+            &NewLinkAddress {
+                dad: DuplicateDetection::Off,
+                ..NewLinkAddress::new(net("fd00::1/64"))
+            },
         )
         .unwrap();
     (netlink, veth)
@@ -62,7 +65,11 @@ fn all_fields_of_a_route_are_read_back() {
 #[test]
 fn the_scope_of_a_route_is_kept() {
     let (netlink, veth) = connected();
-    let route = KernelRoute { oif: Some(veth.index), scope: Some(200), ..KernelRoute::new(net("10.7.0.0/16")) };
+    let route = KernelRoute {
+        oif: Some(veth.index),
+        scope: Some(200),
+        ..KernelRoute::new(net("10.7.0.0/16"))
+    };
     netlink.add_route(&route, RouteAddMode::Create).unwrap();
     let filter = RouteFilter { family: Some(IpFamily::V4), ..RouteFilter::default() };
     let found = find(&netlink, filter, "10.7.0.0/16");
@@ -74,8 +81,11 @@ fn the_scope_of_a_route_is_kept() {
 #[test]
 fn multipath_routes_are_read_back() {
     let (netlink, veth) = connected();
-    for (dst, one, two) in [("10.7.0.0/16", "10.1.0.8", "10.1.0.9"), ("fd07::/32", "fd00::8", "fd00::9")] {
-        let hop = |gw: &str, weight| MultipathHop { gw: gw.parse().ok(), oif: Some(veth.index), weight };
+    for (dst, one, two) in
+        [("10.7.0.0/16", "10.1.0.8", "10.1.0.9"), ("fd07::/32", "fd00::8", "fd00::9")]
+    {
+        let hop =
+            |gw: &str, weight| MultipathHop { gw: gw.parse().ok(), oif: Some(veth.index), weight };
         let nexthops = vec![hop(one, 1), hop(two, 3)];
         let route = KernelRoute { nexthops, ..KernelRoute::new(net(dst)) };
         netlink.add_route(&route, RouteAddMode::Exclusive).unwrap();
@@ -111,8 +121,12 @@ fn adding_a_route_twice_fails_and_replacing_succeeds() {
 #[test]
 fn a_route_is_deleted_once() {
     let (netlink, veth) = connected();
-    let route =
-        KernelRoute { oif: Some(veth.index), table: Some(100), priority: Some(5), ..via("fd07::/32", "fd00::9") };
+    let route = KernelRoute {
+        oif: Some(veth.index),
+        table: Some(100),
+        priority: Some(5),
+        ..via("fd07::/32", "fd00::9")
+    };
     netlink.add_route(&route, RouteAddMode::Exclusive).unwrap();
     assert_eq!(netlink.delete_route(&route), Ok(true));
     assert_eq!(netlink.delete_route(&route), Ok(false));
@@ -128,13 +142,16 @@ fn only_matching_routes_are_listed() {
     let dump = |filter| netlink.dump_routes(&filter).unwrap();
     let table = RouteFilter { table: Some(100), ..RouteFilter::default() };
     assert_eq!(dump(table).len(), 2);
-    let unfiltered =
-        netlink.socket.request_dump(&NetlinkRequest::new_route(RTM_GETROUTE, &table.to_message())).unwrap();
+    let unfiltered = netlink
+        .socket
+        .request_dump(&NetlinkRequest::new_route(RTM_GETROUTE, &table.to_message()))
+        .unwrap();
     assert_eq!(unfiltered.len(), 2, "the kernel should have filtered");
     assert_eq!(dump(RouteFilter { family: Some(IpFamily::V4), ..table }).len(), 1);
     assert_eq!(dump(RouteFilter { family: Some(IpFamily::V4), table: Some(101), oif: None }), []);
     assert_eq!(dump(RouteFilter { oif: Some(1), ..table }), []);
-    let main = dump(RouteFilter { table: Some(RT_TABLE_MAIN), oif: Some(veth.index), family: None });
+    let main =
+        dump(RouteFilter { table: Some(RT_TABLE_MAIN), oif: Some(veth.index), family: None });
     assert!(main.iter().any(|route| route.dst == net("10.1.0.0/24")));
     assert!(main.iter().all(|route| route.table == Some(RT_TABLE_MAIN)));
 }

@@ -33,8 +33,8 @@ fn all_fields_of_a_rule_are_read_back() {
 #[test]
 fn the_kernel_inserts_a_later_rule_before_the_others() {
     let netlink = sandbox();
-    let rules =
-        [("10.1.0.2", 100), ("10.1.0.3", 101)].map(|(addr, table)| PolicyRule::from_host(addr.parse().unwrap(), table));
+    let rules = [("10.1.0.2", 100), ("10.1.0.3", 101)]
+        .map(|(addr, table)| PolicyRule::from_host(addr.parse().unwrap(), table));
     for rule in &rules {
         netlink.add_rule(rule).unwrap();
     }

@@ -46,7 +46,12 @@ impl ClassicInstruction {
 
     fn parse_bytes(bytes: &[u8]) -> Option<ClassicInstruction> {
         let code = u16::from_ne_bytes(*bytes.first_chunk()?);
-        Some(ClassicInstruction { code, jt: *bytes.get(2)?, jf: *bytes.get(3)?, k: read_u32_at(bytes, 4)? })
+        Some(ClassicInstruction {
+            code,
+            jt: *bytes.get(2)?,
+            jf: *bytes.get(3)?,
+            k: read_u32_at(bytes, 4)?,
+        })
     }
 }
 
@@ -64,15 +69,19 @@ impl ProgramFilter {
     /// The filter in a reply, if it is one that [`Netlink::replace_program`] makes.
     fn parse_body(body: &[u8]) -> Option<ProgramFilter> {
         let (header, kind, attributes) = TrafficHeader::parse_reply(body)?;
-        let options = find_attribute(attributes, TCA_OPTIONS).filter(|_| kind == KIND && header.handle == HANDLE)?;
-        let flags = options.find_nested(TCA_BPF_FLAGS).and_then(ReplyAttribute::to_u32).unwrap_or_default();
+        let options = find_attribute(attributes, TCA_OPTIONS)
+            .filter(|_| kind == KIND && header.handle == HANDLE)?;
+        let flags =
+            options.find_nested(TCA_BPF_FLAGS).and_then(ReplyAttribute::to_u32).unwrap_or_default();
         let code = options.find_nested(TCA_BPF_OPS)?.value;
         let actions = options.find_nested(TCA_BPF_ACT);
-        let redirect = actions.and_then(|actions| actions.nested_attributes().find_map(redirected_link));
+        let redirect =
+            actions.and_then(|actions| actions.nested_attributes().find_map(redirected_link));
         if redirect.is_some() == (flags & ACT_DIRECT != 0) {
             return None;
         }
-        let program = code.chunks(INSTRUCTION).map(ClassicInstruction::parse_bytes).collect::<Option<_>>()?;
+        let program =
+            code.chunks(INSTRUCTION).map(ClassicInstruction::parse_bytes).collect::<Option<_>>()?;
         Some(ProgramFilter { program, redirect })
     }
 }
@@ -87,24 +96,29 @@ impl Netlink {
         priority: u16,
         ProgramFilter { program, redirect }: &ProgramFilter,
     ) -> NetlinkResult<()> {
-        let header =
-            TrafficHeader { handle: HANDLE, ..TrafficHeader::of_filter(index, parent, priority, ALL_PROTOCOLS) };
+        let header = TrafficHeader {
+            handle: HANDLE,
+            ..TrafficHeader::of_filter(index, parent, priority, ALL_PROTOCOLS)
+        };
         let mut request = header.to_request(RTM_NEWTFILTER);
         let code: Vec<u8> = program.iter().flat_map(|instruction| instruction.to_bytes()).collect();
         let count = u16::try_from(program.len()).unwrap_or(u16::MAX);
         request.body.put_text(TCA_KIND, KIND).put_nested(TCA_OPTIONS, |options| {
             options.put_bytes(TCA_BPF_OPS_LEN, &count.to_ne_bytes()).put_bytes(TCA_BPF_OPS, &code);
             match redirect {
-                Some(link) => options.put_nested(TCA_BPF_ACT, |actions| write_redirect(actions, *link)),
+                Some(link) => {
+                    options.put_nested(TCA_BPF_ACT, |actions| write_redirect(actions, *link))
+                }
                 None => options.put_u32(TCA_BPF_FLAGS, ACT_DIRECT),
             }
         });
         let op = "set the filter program of";
-        let replaced = self.socket.request_change(&request, NLM_F_CREATE, op, &self.link_label(index));
+        let replaced =
+            self.socket.request_change(&request, NLM_F_CREATE, op, &self.link_label(index));
         replaced.map_err(|error| match error.errno() {
-            Some(Errno::ENOENT | Errno::EOPNOTSUPP) => {
-                error.with_remedy("load the kernel modules \"cls_bpf\" and \"act_mirred\" on the node".to_owned())
-            }
+            Some(Errno::ENOENT | Errno::EOPNOTSUPP) => error.with_remedy(
+                "load the kernel modules \"cls_bpf\" and \"act_mirred\" on the node".to_owned(),
+            ),
             _ => error,
         })
     }
@@ -116,7 +130,8 @@ impl Netlink {
         parent: TrafficHandle,
         priority: u16,
     ) -> NetlinkResult<Option<ProgramFilter>> {
-        let request = TrafficHeader::of_filter(index, parent, priority, ALL_PROTOCOLS).to_request(RTM_GETTFILTER);
+        let request = TrafficHeader::of_filter(index, parent, priority, ALL_PROTOCOLS)
+            .to_request(RTM_GETTFILTER);
         let list = || {
             self.socket.request_list(
                 &request,

@@ -24,7 +24,8 @@ fn host() -> (Netlink, u32) {
 
 #[test]
 fn handles_are_written_as_tc_does() {
-    let texts = [TrafficHandle::new(1, 0), TrafficHandle::new(1, 0x30), TrafficHandle::new(0xffff, 0)];
+    let texts =
+        [TrafficHandle::new(1, 0), TrafficHandle::new(1, 0x30), TrafficHandle::new(0xffff, 0)];
     assert_eq!(texts.map(|handle| handle.to_string()), ["1:", "1:30", "ffff:"]);
 }
 
@@ -68,7 +69,12 @@ fn a_redirect_is_added_once_found_and_deleted() {
     netlink.add_qdisc(index, QdiscHook::Ingress, FFFF, &Qdisc::Ingress).unwrap();
     let there = netlink.find_qdisc(index, QdiscHook::Ingress).unwrap().unwrap();
     assert_eq!(there, QdiscInfo { handle: FFFF, qdisc: Qdisc::Ingress });
-    assert!(netlink.add_qdisc(index, QdiscHook::Ingress, FFFF, &Qdisc::Ingress).unwrap_err().is_exists());
+    assert!(
+        netlink
+            .add_qdisc(index, QdiscHook::Ingress, FFFF, &Qdisc::Ingress)
+            .unwrap_err()
+            .is_exists()
+    );
 
     let class = TrafficHandle::new(1, 1);
     let filter = RedirectFilter { priority: 1, class, redirect: target };
@@ -107,7 +113,13 @@ fn clsact_has_filters_for_incoming_packets() {
     let class = TrafficHandle::new(1, 1);
     let filter = RedirectFilter { priority: 1, class, redirect: target };
     netlink.add_filter(index, ingress, &filter).unwrap();
-    assert!(netlink.dump_filters(index, ingress).unwrap().iter().any(|f| f.redirect_of_all() == Some(target)));
+    assert!(
+        netlink
+            .dump_filters(index, ingress)
+            .unwrap()
+            .iter()
+            .any(|f| f.redirect_of_all() == Some(target))
+    );
 }
 
 #[test]

@@ -37,8 +37,12 @@ fn may_belong_to(link: &Link, owner: &AttachmentId<'_>) -> bool {
 
 /// A filter of devices that a killed ADD for the network left, without those of valid attachments. The MAC identifies
 /// such a device: the kernel does not accept an alias in the message that creates a link.
-pub(super) fn unfinished_device_filter(network: &str, valid: &[AttachmentId<'_>]) -> impl Fn(&Link) -> bool {
-    let (mac, valid) = (network_mac(network), valid.iter().flat_map(device_names).collect::<Vec<_>>());
+pub(super) fn unfinished_device_filter(
+    network: &str,
+    valid: &[AttachmentId<'_>],
+) -> impl Fn(&Link) -> bool {
+    let (mac, valid) =
+        (network_mac(network), valid.iter().flat_map(device_names).collect::<Vec<_>>());
     move |link| link.alias.is_empty() && link.mac == Some(mac) && !valid.contains(&link.name)
 }
 
@@ -79,7 +83,9 @@ pub(super) fn create_device<'a>(
         match host.add_and_read_link(&link) {
             Ok(device) => {
                 let index = device.index;
-                undo.add_step(format!("delete \"{name}\""), move || Ok(host.delete_link_by_index(index).map(drop)?));
+                undo.add_step(format!("delete \"{name}\""), move || {
+                    Ok(host.delete_link_by_index(index).map(drop)?)
+                });
                 return Ok(device);
             }
             // Another interface of the container has got the name meanwhile.
@@ -98,7 +104,12 @@ pub(super) fn create_device<'a>(
 }
 
 /// Sets the alias, and the MTU of the host's end.
-pub(super) fn label_device(host: &Netlink, ifb: &Link, owner: &AttachmentId<'_>, end: &Link) -> Result<()> {
+pub(super) fn label_device(
+    host: &Netlink,
+    ifb: &Link,
+    owner: &AttachmentId<'_>,
+    end: &Link,
+) -> Result<()> {
     let alias = format!("{}{HOST}{}", owner.reference_comment(), end.name);
     let change = LinkChange::new().set_alias(&alias).set_mtu(end.mtu).set_up();
     host.change_link(ifb.index, change).context(|| "label the ifb device")
@@ -108,7 +119,8 @@ pub(super) fn label_device(host: &Netlink, ifb: &Link, owner: &AttachmentId<'_>,
 mod tests {
     use super::*;
 
-    const OWNER: AttachmentId<'_> = AttachmentId { network: "cni-plugin-bandwidth-test", ifname: "eth0", id: "dummy" };
+    const OWNER: AttachmentId<'_> =
+        AttachmentId { network: "cni-plugin-bandwidth-test", ifname: "eth0", id: "dummy" };
 
     fn ifb(alias: &str) -> Link {
         let (kind, alias) = (Some("ifb".to_owned()), alias.to_owned());

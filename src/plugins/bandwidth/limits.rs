@@ -61,7 +61,8 @@ impl BandwidthConfig {
 
     /// The limits; code 7 if they are invalid.
     pub(super) fn resolve_limits(&self) -> Result<BandwidthLimits> {
-        let BandwidthRates { ingress_rate, ingress_burst, egress_rate, egress_burst } = self.effective_rates();
+        let BandwidthRates { ingress_rate, ingress_burst, egress_rate, egress_burst } =
+            self.effective_rates();
         let latency = self.latency.unwrap_or(LATENCY);
         Ok(BandwidthLimits {
             ingress: token_bucket("ingress", ingress_rate, ingress_burst, latency)?,
@@ -71,7 +72,8 @@ impl BandwidthConfig {
 
     /// The configured keys of releases 1.5.0 and 1.5.1 of the reference, which have no effect.
     pub(super) fn obsolete_keys(&self) -> impl Iterator<Item = &'static str> {
-        let keys = [("shapedSubnets", &self.shaped_subnets), ("unshapedSubnets", &self.unshaped_subnets)];
+        let keys =
+            [("shapedSubnets", &self.shaped_subnets), ("unshapedSubnets", &self.unshaped_subnets)];
         keys.into_iter().filter(|(_, subnets)| !subnets.is_empty()).map(|(key, _)| key)
     }
 
@@ -82,7 +84,12 @@ impl BandwidthConfig {
 }
 
 /// The token bucket of one direction. As in the reference every division rounds down.
-fn token_bucket(direction: &str, rate: u64, burst: u64, latency: u64) -> Result<Option<TokenBucket>> {
+fn token_bucket(
+    direction: &str,
+    rate: u64,
+    burst: u64,
+    latency: u64,
+) -> Result<Option<TokenBucket>> {
     match (rate, burst) {
         (0, 0) => return Ok(None),
         (_, 0) => return Err(Error::config("if rate is set, burst must also be set")),

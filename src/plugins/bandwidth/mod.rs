@@ -14,8 +14,8 @@ mod shape;
 pub use self::limits::BandwidthConfig;
 use self::limits::BandwidthLimits;
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
-    require_prev_result,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin,
+    Rollback, require_prev_result,
 };
 use crate::iface::{ContainerNetns, guard, peer, redirect, verify, veth};
 use crate::netfilter::{AttachmentId, names};
@@ -35,7 +35,11 @@ impl Plugin for Bandwidth {
     const OUTLIVES_ITS_CONTAINER: bool = true;
     type Conf = BandwidthConfig;
 
-    fn examine(cx: &CallContext<'_>, conf: &BandwidthConfig, remarks: &mut ConfigRemarks) -> Result<()> {
+    fn examine(
+        cx: &CallContext<'_>,
+        conf: &BandwidthConfig,
+        remarks: &mut ConfigRemarks,
+    ) -> Result<()> {
         let mut warn = |msg: String, remedy: &str| {
             remarks.warnings.push(Error::config(msg).with_details(remedy));
         };
@@ -51,7 +55,8 @@ impl Plugin for Bandwidth {
 
     fn add(cx: &CallContext<'_>, conf: &BandwidthConfig, req: &AddRequest) -> Result<CniResult> {
         let limits = conf.resolve_limits()?;
-        let mut result = require_prev_result(req.prev.as_ref(), "must be called as chained plugin")?.clone();
+        let mut result =
+            require_prev_result(req.prev.as_ref(), "must be called as chained plugin")?.clone();
         if limits == BandwidthLimits::default() {
             return Ok(result);
         }
@@ -68,7 +73,8 @@ impl Plugin for Bandwidth {
             Some(_) => find_own_device(host, &owner, &end)?,
             None => None,
         };
-        let former_egress = existing.as_ref().map(|device| shape::read_bucket(host, device)).transpose()?.flatten();
+        let former_egress =
+            existing.as_ref().map(|device| shape::read_bucket(host, device)).transpose()?.flatten();
         let mut undo = Rollback::new();
         if limits.egress.is_some() {
             cx.record_attachment(Self::NAME, req, &result, &mut undo);
@@ -82,11 +88,14 @@ impl Plugin for Bandwidth {
                 None => ifb::create_device(host, &owner, end.mtu, &mut undo)?,
             };
             ifb::label_device(host, &device, &owner, &end)?;
-            shape::replace_bucket(host, &device, former_egress, bucket, &mut undo).context(|| "create ifb qdisc")?;
+            shape::replace_bucket(host, &device, former_egress, bucket, &mut undo)
+                .context(|| "create ifb qdisc")?;
             shape::add_redirect(host, &end, &device, &mut undo)?;
             if !result.interfaces.iter().any(|i| i.name == device.name) {
                 let mtu = cx.reported_mtu(end.mtu);
-                result.interfaces.push(ResultInterface { mtu, ..veth::interface_entry(&device, "") });
+                result
+                    .interfaces
+                    .push(ResultInterface { mtu, ..veth::interface_entry(&device, "") });
             }
         }
         undo.commit();
@@ -119,7 +128,9 @@ impl Plugin for Bandwidth {
         // No kernel request for the many containers without limits.
         if conf.has_limits() || !devices.is_empty() {
             let peer = failures.keep_error(find_container_peer(host, req)).flatten();
-            for end in failures.keep_error(find_shaped_ends(host, req, peer, &devices)).unwrap_or_default() {
+            for end in
+                failures.keep_error(find_shaped_ends(host, req, peer, &devices)).unwrap_or_default()
+            {
                 failures.keep_error(remove_shaping(host, &end, &devices));
             }
         }
@@ -151,13 +162,20 @@ impl Plugin for Bandwidth {
     fn status(cx: &CallContext<'_>, conf: &BandwidthConfig) -> Result<()> {
         Self::require_sound(cx, conf)?;
         cx.usable_host_netlink()?;
-        let tried = Netns::create_unnamed().and_then(|netns| netns.run_inside(try_shaping)).or_unavailable()?;
+        let tried = Netns::create_unnamed()
+            .and_then(|netns| netns.run_inside(try_shaping))
+            .or_unavailable()?;
         tried.or_unavailable()
     }
 }
 
 /// The host's end of the container's veth pair, which the result must list.
-fn find_host_end(host: &Netlink, netns: &Netns, ifname: &InterfaceName, prev: &CniResult) -> Result<Link> {
+fn find_host_end(
+    host: &Netlink,
+    netns: &Netns,
+    ifname: &InterfaceName,
+    prev: &CniResult,
+) -> Result<Link> {
     if prev.interfaces.is_empty() {
         return Err(Error::internal("no interfaces provided"));
     }
@@ -186,7 +204,10 @@ fn warn_of_small_buckets(limits: &BandwidthLimits, end: &Link) {
         let frame = u64::from(end.mtu) + 14;
         let bytes = limits::bucket_capacity(bucket.rate, bucket.buffer.into());
         if bytes < u128::from(frame) {
-            warn!("a burst of {bytes} bytes drops packets of {frame}, the largest of \"{}\"", end.name);
+            warn!(
+                "a burst of {bytes} bytes drops packets of {frame}, the largest of \"{}\"",
+                end.name
+            );
         }
     }
 }
@@ -201,7 +222,12 @@ fn find_own_device(host: &Netlink, owner: &AttachmentId<'_>, end: &Link) -> Resu
     Ok(None)
 }
 
-fn verify_egress(host: &Netlink, owner: &AttachmentId<'_>, end: &Link, bucket: TokenBucket) -> Result<()> {
+fn verify_egress(
+    host: &Netlink,
+    owner: &AttachmentId<'_>,
+    end: &Link,
+    bucket: TokenBucket,
+) -> Result<()> {
     let missing = || {
         let [name, _] = ifb::device_names(owner);
         Error::internal("get ifb device: Link not found").with_details(name)
@@ -224,15 +250,22 @@ fn find_container_peer(host: &Netlink, req: &DelRequest) -> Result<Option<Link>>
 }
 
 /// The host's ends that may be shaped: the peer, or else those of the result, and those named by the devices.
-fn find_shaped_ends(host: &Netlink, req: &DelRequest, peer: Option<Link>, devices: &[Link]) -> Result<Vec<Link>> {
+fn find_shaped_ends(
+    host: &Netlink,
+    req: &DelRequest,
+    peer: Option<Link>,
+    devices: &[Link],
+) -> Result<Vec<Link>> {
     let mut ends = Vec::from_iter(peer);
     if ends.is_empty() {
         for entry in req.prev.iter().flat_map(|prev| &prev.interfaces) {
-            let Some(link) = host.find_link(&entry.name)?.filter(|_| entry.sandbox.is_empty()) else {
+            let Some(link) = host.find_link(&entry.name)?.filter(|_| entry.sandbox.is_empty())
+            else {
                 continue;
             };
             // Another pair may have got the name since.
-            let is_same = link.mac.is_some_and(|mac| mac.to_string().eq_ignore_ascii_case(&entry.mac));
+            let is_same =
+                link.mac.is_some_and(|mac| mac.to_string().eq_ignore_ascii_case(&entry.mac));
             if link.kind.as_deref() == Some("veth") && is_same {
                 ends.push(link);
             }
@@ -251,7 +284,9 @@ fn find_shaped_ends(host: &Netlink, req: &DelRequest, peer: Option<Link>, device
 fn remove_shaping(host: &Netlink, end: &Link, devices: &[Link]) -> Result<()> {
     let indexes: Vec<u32> = devices.iter().map(|device| device.index).collect();
     let mut failures = Failures::new();
-    failures.keep_error(guard::keep_without_redirect(host, end, || redirect::remove(host, end, &indexes)));
+    failures.keep_error(guard::keep_without_redirect(host, end, || {
+        redirect::remove(host, end, &indexes)
+    }));
     failures.keep_error(shape::delete_bucket(host, end));
     failures.into_result()
 }

@@ -37,7 +37,8 @@ pub(super) fn replace_bucket<'a>(
         }
         Ok(())
     });
-    host.replace_qdisc(index, QdiscHook::Root, BUCKET, &Qdisc::Tbf(bucket)).context(|| "create qdisc")
+    host.replace_qdisc(index, QdiscHook::Root, BUCKET, &Qdisc::Tbf(bucket))
+        .context(|| "create qdisc")
 }
 
 pub(super) fn delete_bucket(host: &Netlink, link: &Link) -> Result<()> {
@@ -48,18 +49,27 @@ pub(super) fn delete_bucket(host: &Netlink, link: &Link) -> Result<()> {
 }
 
 /// Redirects all packets that `end` receives to the device. Replaces filters whose devices are gone.
-pub(super) fn add_redirect<'a>(host: &'a Netlink, end: &Link, ifb: &Link, undo: &mut Rollback<'a>) -> Result<()> {
+pub(super) fn add_redirect<'a>(
+    host: &'a Netlink,
+    end: &Link,
+    ifb: &Link,
+    undo: &mut Rollback<'a>,
+) -> Result<()> {
     if redirect::find_targets(host, end)?.contains(&ifb.index) {
         return Ok(());
     }
     let (from, to) = (end.clone(), [ifb.index]);
-    undo.add_step(format!("end the redirect of \"{}\"", end.name), move || redirect::remove(host, &from, &to));
+    undo.add_step(format!("end the redirect of \"{}\"", end.name), move || {
+        redirect::remove(host, &from, &to)
+    });
     redirect::add(host, end, ifb)
 }
 
 pub(super) fn verify_bucket(host: &Netlink, link: &Link, wanted: TokenBucket) -> Result<()> {
     let name = &link.name;
-    let Some(QdiscInfo { qdisc: Qdisc::Tbf(found), .. }) = host.find_qdisc(link.index, QdiscHook::Root)? else {
+    let Some(QdiscInfo { qdisc: Qdisc::Tbf(found), .. }) =
+        host.find_qdisc(link.index, QdiscHook::Root)?
+    else {
         return Err(Error::internal("Failed to find qdisc")
             .with_details(format!("\"{name}\" is not shaped: attach the container again")));
     };
@@ -69,7 +79,9 @@ pub(super) fn verify_bucket(host: &Netlink, link: &Link, wanted: TokenBucket) ->
         ("Buffer", found.buffer.into(), wanted.buffer.into()),
     ] {
         if found != wanted {
-            let details = format!("\"{name}\" has {found}, configured is {wanted}: attach the container again");
+            let details = format!(
+                "\"{name}\" has {found}, configured is {wanted}: attach the container again"
+            );
             return Err(Error::internal(format!("{what} doesn't match")).with_details(details));
         }
     }

@@ -17,8 +17,8 @@ use self::plan::{BondPlan, NumberOrText};
 use crate::devices::record::DeviceRecordStore;
 use crate::devices::transfer;
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
-    delete_and_release,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin,
+    Rollback, delete_and_release,
 };
 use crate::iface::ContainerNetns;
 use crate::iface::child::{self, CheckedLink, NewChildLink};
@@ -76,7 +76,8 @@ impl Plugin for Bond {
 
     fn examine(_: &CallContext<'_>, conf: &BondConfig, remarks: &mut ConfigRemarks) -> Result<()> {
         if BondPlan::from_config(conf, "")?.settings.miimon == 0 {
-            let warning = Error::config("with miimon 0 the bond goes on using links that have failed");
+            let warning =
+                Error::config("with miimon 0 the bond goes on using links that have failed");
             remarks.warnings.push(warning.with_details("remove the key: the default is 100 ms"));
         }
         Ok(())
@@ -109,8 +110,15 @@ impl Plugin for Bond {
             }
         }
         let (kind, mtu, mac) = (LinkKind::Bond(plan.settings), plan.mtu, plan.mac);
-        child::create_link(&inside.netlink, &inside, &NewChildLink { ifname: &req.ifname, kind, mtu, mac }, false)?;
-        undo.add_step(format!("delete \"{}\"", req.ifname), || child::roll_back_link(&inside, &req.ifname));
+        child::create_link(
+            &inside.netlink,
+            &inside,
+            &NewChildLink { ifname: &req.ifname, kind, mtu, mac },
+            false,
+        )?;
+        undo.add_step(format!("delete \"{}\"", req.ifname), || {
+            child::roll_back_link(&inside, &req.ifname)
+        });
         let bond = inside.require_link(req.ifname.as_str())?;
         ports::attach_links(&inside, &bond, &links, plan.needs_distinct_macs())?;
         if !l3 || cx.ipam_needs_link() {
@@ -134,7 +142,12 @@ impl Plugin for Bond {
         found.verify_layer3(&inside)
     }
 
-    fn repair(cx: &CallContext<'_>, conf: &BondConfig, req: &CheckRequest, repairs: &mut RepairFindings) -> Result<()> {
+    fn repair(
+        cx: &CallContext<'_>,
+        conf: &BondConfig,
+        req: &CheckRequest,
+        repairs: &mut RepairFindings,
+    ) -> Result<()> {
         let prev = BondPlan::from_config(conf, &cx.mac_arg()?)?.comparable_result(req)?;
         let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
         child::restore_routes(&inside, &find_bond(req, &inside, &prev)?, repairs)
@@ -144,7 +157,9 @@ impl Plugin for Bond {
         let mut failures = Failures::new();
         let store = DeviceRecordStore::for_network(KIND, &cx.net.name);
         let mut records = store.list_network_records();
-        records.retain(|record| record.container_id == req.id.as_str() && record.ifname == req.ifname.as_str());
+        records.retain(|record| {
+            record.container_id == req.id.as_str() && record.ifname == req.ifname.as_str()
+        });
         let netns = match records.first() {
             Some(record) => failures.keep_error(record.netns_of_del(req.netns.as_ref())).flatten(),
             None => req.netns.clone(),
@@ -156,12 +171,14 @@ impl Plugin for Bond {
                 records.extend(found.unwrap_or_default());
             }
             let recorded = req.recorded_link();
-            let deleted = failures.keep_error(
-                netns.map_or(Ok(()), |netns| child::delete_link(netns, &req.ifname, KIND, recorded.as_ref())),
-            );
+            let deleted = failures.keep_error(netns.map_or(Ok(()), |netns| {
+                child::delete_link(netns, &req.ifname, KIND, recorded.as_ref())
+            }));
             for record in records {
                 let given_back = ports::give_back(cx, &record, netns);
-                failures.keep_error(given_back.and_then(|incomplete| store.end_attachment(record, incomplete)));
+                failures.keep_error(
+                    given_back.and_then(|incomplete| store.end_attachment(record, incomplete)),
+                );
             }
             // The temporary file of an ADD that was killed before it had a record.
             failures.keep_error(store.remove_record(req.id.as_str(), req.ifname.as_str(), ""));
@@ -177,8 +194,9 @@ impl Plugin for Bond {
             let ended = store.end_stale_attachments(req, &|record, valid| {
                 let netns = record.open_netns()?;
                 // A later container in the same namespace may have a bond of that name.
-                let has_name =
-                    valid.iter().any(|other| (&other.netns, &other.ifname) == (&record.netns, &record.ifname));
+                let has_name = valid
+                    .iter()
+                    .any(|other| (&other.netns, &other.ifname) == (&record.netns, &record.ifname));
                 if let Some(netns) = netns.as_ref().filter(|_| !has_name) {
                     child::delete_link(netns, &InterfaceName::parse(&record.ifname)?, KIND, None)?;
                 }
@@ -202,7 +220,11 @@ impl Plugin for Bond {
 }
 
 /// The bond that the result of ADD lists.
-fn find_bond<'r>(req: &CheckRequest, inside: &ContainerNetns<'_>, prev: &'r CniResult) -> Result<CheckedLink<'r>> {
+fn find_bond<'r>(
+    req: &CheckRequest,
+    inside: &ContainerNetns<'_>,
+    prev: &'r CniResult,
+) -> Result<CheckedLink<'r>> {
     child::find_listed_link(inside, prev, &req.ifname, &req.sandbox.path, KIND)
 }
 

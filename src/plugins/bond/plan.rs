@@ -53,7 +53,9 @@ impl NumberOrText {
     fn within<T: TryFrom<i64>>(self, key: &str, [least, most]: [i64; 2]) -> Result<Option<T>> {
         let Some(number) = self.0 else { return Ok(None) };
         let valid = T::try_from(number).ok().filter(|_| (least..=most).contains(&number));
-        valid.map(Some).ok_or_else(|| Error::config(format!("invalid {key} {number}, must be {least} to {most}")))
+        valid.map(Some).ok_or_else(|| {
+            Error::config(format!("invalid {key} {number}, must be {least} to {most}"))
+        })
     }
 }
 
@@ -71,7 +73,9 @@ impl BondPlan {
     pub(super) fn from_config(conf: &BondConfig, mac_of_args: &str) -> Result<BondPlan> {
         let mode = number_of_name("mode", &conf.mode, &BOND_MODES)?;
         let policy = Some(conf.xmit_hash_policy.as_str()).filter(|name| !name.is_empty());
-        let policy = policy.map(|name| number_of_name("xmitHashPolicy", name, &BOND_HASH_POLICIES)).transpose()?;
+        let policy = policy
+            .map(|name| number_of_name("xmitHashPolicy", name, &BOND_HASH_POLICIES))
+            .transpose()?;
         let miimon = NumberOrText(conf.miimon.0.or(Some(DEFAULT_MIIMON)));
         let settings = BondSettings {
             mode,
@@ -83,15 +87,18 @@ impl BondPlan {
         };
         if settings.tlb_dynamic_lb.is_some() && ![BALANCE_TLB, BALANCE_ALB].contains(&mode) {
             let msg = format!("tlbDynamicLb does not exist in mode \"{}\"", conf.mode);
-            return Err(Error::config(msg).with_details("it is for \"balance-tlb\" and \"balance-alb\": remove it"));
+            return Err(Error::config(msg)
+                .with_details("it is for \"balance-tlb\" and \"balance-alb\": remove it"));
         }
         let mtu = NumberOrText(conf.mtu.0.filter(|mtu| *mtu != 0).or(Some(DEFAULT_MTU)));
         let mac = child::requested_mac(&[&conf.runtime_config.mac, mac_of_args, &conf.mac])?;
-        let plan = BondPlan { settings, mtu: mtu.within("mtu", MTU_LIMITS)?.unwrap_or_default(), mac };
+        let plan =
+            BondPlan { settings, mtu: mtu.within("mtu", MTU_LIMITS)?.unwrap_or_default(), mac };
         if let Some(mac) = mac.filter(|_| plan.mac_follows_active_link()) {
             let msg = format!("with failOverMac 1 the bond cannot have the MAC {mac}");
-            return Err(Error::config(msg)
-                .with_details("it has that of its active link: remove the MAC, or set failOverMac to 2"));
+            return Err(Error::config(msg).with_details(
+                "it has that of its active link: remove the MAC, or set failOverMac to 2",
+            ));
         }
         require_links(&conf.links)?;
         Ok(plan)
@@ -110,16 +117,21 @@ impl BondPlan {
     /// Fails if a link cannot have the MTU of the bond, which its ports get.
     pub(super) fn require_mtu_of_links(&self, links: &[Link]) -> Result<()> {
         let mtu = self.mtu;
-        let Some(Link { name, mtu: most, .. }) = links.iter().find(|link| link.mtu < mtu) else { return Ok(()) };
+        let Some(Link { name, mtu: most, .. }) = links.iter().find(|link| link.mtu < mtu) else {
+            return Ok(());
+        };
         let msg = format!("invalid mtu {mtu}: link \"{name}\" has only {most}");
-        Err(Error::config(msg).with_details(format!("write \"mtu\": {most}, or: ip link set {name} mtu {mtu}")))
+        Err(Error::config(msg)
+            .with_details(format!("write \"mtu\": {most}, or: ip link set {name} mtu {mtu}")))
     }
 
     /// CHECK: fails unless the bond has the configured settings and MTU.
     pub(super) fn verify_bond(&self, bond: &Link) -> Result<()> {
         let (found, wanted) = (bond.bond.unwrap_or_default(), self.settings);
         // A setting that is not configured is the kernel's.
-        let text = |number: Option<u8>, of: Option<u8>| of.and(number).map(|n| n.to_string()).unwrap_or_default();
+        let text = |number: Option<u8>, of: Option<u8>| {
+            of.and(number).map(|n| n.to_string()).unwrap_or_default()
+        };
         let facts = |settings: BondSettings| {
             [
                 ("mode", settings.mode_name().to_owned()),
@@ -132,7 +144,8 @@ impl BondPlan {
         };
         for ((key, found), (_, wanted)) in facts(found).into_iter().zip(facts(wanted)) {
             if found != wanted {
-                let msg = format!("bond \"{}\" has {key} {found}, configured is {wanted}", bond.name);
+                let msg =
+                    format!("bond \"{}\" has {key} {found}, configured is {wanted}", bond.name);
                 return Err(Error::internal(msg).with_details("DEL and ADD create the bond anew"));
             }
         }
@@ -142,9 +155,14 @@ impl BondPlan {
 
 /// The number of a name in a list of the kernel's.
 fn number_of_name(key: &str, name: &str, known: &[&str]) -> Result<u8> {
-    let place = known.iter().position(|known| *known == name).and_then(|place| u8::try_from(place).ok());
+    let place =
+        known.iter().position(|known| *known == name).and_then(|place| u8::try_from(place).ok());
     place.ok_or_else(|| {
-        let msg = if name.is_empty() { format!("\"{key}\" is required") } else { format!("unknown {key} \"{name}\"") };
+        let msg = if name.is_empty() {
+            format!("\"{key}\" is required")
+        } else {
+            format!("unknown {key} \"{name}\"")
+        };
         Error::config(msg).with_details(format!("known are {}", known.join(", ")))
     })
 }
@@ -182,11 +200,18 @@ mod tests {
     #[test]
     fn numbers_are_numbers_or_texts() {
         for quote in ["", "\""] {
-            let keys =
-                [("miimon", 250), ("mtu", 1400), ("failOverMac", 2), ("allSlavesActive", 1), ("tlbDynamicLb", 0)];
-            let keys: Vec<_> = keys.iter().map(|(key, n)| format!(",\"{key}\":{quote}{n}{quote}")).collect();
+            let keys = [
+                ("miimon", 250),
+                ("mtu", 1400),
+                ("failOverMac", 2),
+                ("allSlavesActive", 1),
+                ("tlbDynamicLb", 0),
+            ];
+            let keys: Vec<_> =
+                keys.iter().map(|(key, n)| format!(",\"{key}\":{quote}{n}{quote}")).collect();
             let plan = with(&keys.concat()).unwrap();
-            let BondSettings { miimon, fail_over_mac, all_slaves_active, tlb_dynamic_lb, .. } = plan.settings;
+            let BondSettings { miimon, fail_over_mac, all_slaves_active, tlb_dynamic_lb, .. } =
+                plan.settings;
             assert_eq!((miimon, plan.mtu, fail_over_mac), (250, 1400, 2));
             assert_eq!((all_slaves_active, tlb_dynamic_lb), (Some(1), Some(0)));
         }
@@ -197,20 +222,30 @@ mod tests {
     fn absent_keys_have_the_documented_defaults() {
         for keys in ["", r#","mtu":0,"miimon":"""#, r#","mtu":null,"xmitHashPolicy":null"#] {
             let BondPlan { settings, mtu, mac } = with(keys).unwrap();
-            assert_eq!(settings, BondSettings { mode: BALANCE_TLB, miimon: 100, ..BondSettings::default() });
+            assert_eq!(
+                settings,
+                BondSettings { mode: BALANCE_TLB, miimon: 100, ..BondSettings::default() }
+            );
             assert_eq!((mtu, mac), (1500, None));
         }
     }
 
     #[test]
     fn wrong_values_are_refused() {
-        let refused = |text: &str, msg: &str| assert_eq!(plan(text).unwrap_err().message(), msg, "{text}");
+        let refused =
+            |text: &str, msg: &str| assert_eq!(plan(text).unwrap_err().message(), msg, "{text}");
         refused("{}", "\"mode\" is required");
         refused(r#"{"mode":"1"}"#, "unknown mode \"1\"");
         refused(r#"{"mode":"802.3ad"}"#, "bonding requires at least two links, \"links\" has 0");
         refused(r#"{"mode":"802.3ad","links":[{"name":"a"},{}]}"#, "links[1] has no name");
-        refused(r#"{"mode":"802.3ad","links":[{"name":"a"},{"name":"a"}]}"#, "\"links\" has \"a\" twice");
-        refused(r#"{"mode":"broadcast","tlbDynamicLb":1}"#, "tlbDynamicLb does not exist in mode \"broadcast\"");
+        refused(
+            r#"{"mode":"802.3ad","links":[{"name":"a"},{"name":"a"}]}"#,
+            "\"links\" has \"a\" twice",
+        );
+        refused(
+            r#"{"mode":"broadcast","tlbDynamicLb":1}"#,
+            "tlbDynamicLb does not exist in mode \"broadcast\"",
+        );
         for (keys, msg) in [
             (r#","miimon":-1"#, "invalid miimon -1, must be 0 to 65535"),
             (r#","mtu":67"#, "invalid mtu 67, must be 68 to 65535"),
@@ -232,17 +267,30 @@ mod tests {
     #[test]
     fn check_compares_what_is_configured() {
         let plan = with(r#","tlbDynamicLb":1"#).unwrap();
-        let bond = |settings| Link { name: "b".into(), mtu: 1500, bond: Some(settings), ..Link::default() };
-        let same = BondSettings { xmit_hash_policy: Some(3), all_slaves_active: Some(0), ..plan.settings };
+        let bond = |settings| Link {
+            name: "b".into(),
+            mtu: 1500,
+            bond: Some(settings),
+            ..Link::default()
+        };
+        let same =
+            BondSettings { xmit_hash_policy: Some(3), all_slaves_active: Some(0), ..plan.settings };
         assert_eq!(plan.verify_bond(&bond(same)), Ok(()));
         for (other, msg) in [
-            (BondSettings { mode: 1, ..same }, "bond \"b\" has mode active-backup, configured is balance-tlb"),
+            (
+                BondSettings { mode: 1, ..same },
+                "bond \"b\" has mode active-backup, configured is balance-tlb",
+            ),
             (BondSettings { miimon: 0, ..same }, "bond \"b\" has miimon 0, configured is 100"),
-            (BondSettings { tlb_dynamic_lb: Some(0), ..same }, "bond \"b\" has tlbDynamicLb 0, configured is 1"),
+            (
+                BondSettings { tlb_dynamic_lb: Some(0), ..same },
+                "bond \"b\" has tlbDynamicLb 0, configured is 1",
+            ),
         ] {
             assert_eq!(plan.verify_bond(&bond(other)).unwrap_err().message(), msg);
         }
-        let links = [9000, 1400].map(|mtu| Link { name: format!("l{mtu}"), mtu, ..Link::default() });
+        let links =
+            [9000, 1400].map(|mtu| Link { name: format!("l{mtu}"), mtu, ..Link::default() });
         let error = plan.require_mtu_of_links(&links).unwrap_err();
         assert_eq!(error.message(), "invalid mtu 1500: link \"l1400\" has only 1400");
     }

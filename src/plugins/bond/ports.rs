@@ -7,7 +7,8 @@ use crate::devices::identity::{DeviceIdentity, came_from_host};
 use crate::devices::location::DeviceSearch;
 use crate::devices::origin::OriginalState;
 use crate::devices::record::{
-    DeviceRecord, DeviceRecordStore, missing_device_remedy, recorded_device_remedy, state_for_record,
+    DeviceRecord, DeviceRecordStore, missing_device_remedy, recorded_device_remedy,
+    state_for_record,
 };
 use crate::devices::transfer;
 use crate::framework::{AddRequest, CallContext, DelRequest};
@@ -28,9 +29,13 @@ pub(super) fn find_links(
     let mut links: Vec<Link> = Vec::new();
     for named in &conf.links {
         let link = find_link(cx, conf, inside, &named.name)?;
-        let (name, refuse) = (&link.name, |msg: String, remedy: &str| Err(Error::config(msg).with_details(remedy)));
+        let (name, refuse) =
+            (&link.name, |msg: String, remedy: &str| Err(Error::config(msg).with_details(remedy)));
         if link.loopback {
-            return refuse(format!("\"{name}\" is the loopback interface"), "name other links in \"links\"");
+            return refuse(
+                format!("\"{name}\" is the loopback interface"),
+                "name other links in \"links\"",
+            );
         }
         if links.iter().any(|other| other.index == link.index) {
             return refuse(
@@ -43,15 +48,24 @@ pub(super) fn find_links(
             return Err(Error::internal(msg).with_details(format!("ip link set {name} nomaster")));
         }
         if !conf.links_in_container {
-            if name == ifname.as_str() || link.alt_names.iter().any(|alias| alias == ifname.as_str()) {
+            if name == ifname.as_str()
+                || link.alt_names.iter().any(|alias| alias == ifname.as_str())
+            {
                 let msg = format!("\"{ifname}\" is the name of a link of the bond");
                 return refuse(msg, "choose another CNI_IFNAME");
             }
             transfer::require_free_names(inside, &link, name)?;
             // In the container nothing would prove that the two came from the host.
-            let is_on = |upper: &Link, lower: &Link| upper.link == Some(lower.index) && upper.link_netnsid.is_none();
-            if let Some(other) = links.iter().find(|other| is_on(other, &link) || is_on(&link, other)) {
-                let msg = format!("\"{name}\" and \"{}\" are ends of one link, or one is on the other", other.name);
+            let is_on = |upper: &Link, lower: &Link| {
+                upper.link == Some(lower.index) && upper.link_netnsid.is_none()
+            };
+            if let Some(other) =
+                links.iter().find(|other| is_on(other, &link) || is_on(&link, other))
+            {
+                let msg = format!(
+                    "\"{name}\" and \"{}\" are ends of one link, or one is on the other",
+                    other.name
+                );
                 return refuse(msg, "name links that are independent of each other");
             }
         }
@@ -60,7 +74,12 @@ pub(super) fn find_links(
     Ok(links)
 }
 
-fn find_link(cx: &CallContext<'_>, conf: &BondConfig, inside: &ContainerNetns<'_>, name: &str) -> Result<Link> {
+fn find_link(
+    cx: &CallContext<'_>,
+    conf: &BondConfig,
+    inside: &ContainerNetns<'_>,
+    name: &str,
+) -> Result<Link> {
     let place = if conf.links_in_container { &inside.netlink } else { cx.host_netlink()? };
     place.require_link(name).map_err(|error| {
         let remedy = if conf.links_in_container {
@@ -80,11 +99,13 @@ fn find_link(cx: &CallContext<'_>, conf: &BondConfig, inside: &ContainerNetns<'_
 pub(super) fn require_known(cx: &CallContext<'_>, conf: &BondConfig, host: &Netlink) -> Result<()> {
     let records = DeviceRecordStore::for_network(KIND, &cx.net.name).list_network_records();
     for named in &conf.links {
-        let is_known =
-            |record: &DeviceRecord| record.device.name == named.name || record.device.alt_names.contains(&named.name);
+        let is_known = |record: &DeviceRecord| {
+            record.device.name == named.name || record.device.alt_names.contains(&named.name)
+        };
         if !records.iter().any(is_known) {
-            host.require_link(&named.name)
-                .map_err(|e| Error::from(e).with_details(missing_device_remedy(&named.name, &cx.net.name)))?;
+            host.require_link(&named.name).map_err(|e| {
+                Error::from(e).with_details(missing_device_remedy(&named.name, &cx.net.name))
+            })?;
         }
     }
     Ok(())
@@ -114,7 +135,12 @@ pub(super) fn new_records(
 
 /// Makes the links of the container ports of the bond, in their order. `distinct` gives a MAC to each link that has the
 /// MAC of an earlier one.
-pub(super) fn attach_links(inside: &ContainerNetns<'_>, bond: &Link, links: &[Link], distinct: bool) -> Result<()> {
+pub(super) fn attach_links(
+    inside: &ContainerNetns<'_>,
+    bond: &Link,
+    links: &[Link],
+    distinct: bool,
+) -> Result<()> {
     for (number, link) in links.iter().enumerate() {
         let name = &link.name;
         let port = inside.require_link(name)?;
@@ -138,13 +164,19 @@ pub(super) fn attach_links(inside: &ContainerNetns<'_>, bond: &Link, links: &[Li
 }
 
 /// CHECK: fails unless all links are ports of the bond.
-pub(super) fn verify_links(conf: &BondConfig, inside: &ContainerNetns<'_>, bond: &Link) -> Result<()> {
+pub(super) fn verify_links(
+    conf: &BondConfig,
+    inside: &ContainerNetns<'_>,
+    bond: &Link,
+) -> Result<()> {
     for named in &conf.links {
         let (name, bond_name) = (&named.name, &bond.name);
         let link = inside.require_link(name)?;
         if link.master != Some(bond.index) {
             let msg = format!("link \"{name}\" is not a port of \"{bond_name}\"");
-            let remedy = format!("in the container: ip link set {name} down; ip link set {name} master {bond_name}");
+            let remedy = format!(
+                "in the container: ip link set {name} down; ip link set {name} master {bond_name}"
+            );
             return Err(Error::internal(msg).with_details(remedy));
         }
     }
@@ -153,7 +185,11 @@ pub(super) fn verify_links(conf: &BondConfig, inside: &ContainerNetns<'_>, bond:
 
 /// Gives a recorded link back: to the host, or to the container that it was in. The bond is deleted already. Returns the
 /// error of a state that could not be restored completely; success if the link is nowhere.
-pub(super) fn give_back(cx: &CallContext<'_>, record: &DeviceRecord, netns: Option<&Netns>) -> Result<Option<Error>> {
+pub(super) fn give_back(
+    cx: &CallContext<'_>,
+    record: &DeviceRecord,
+    netns: Option<&Netns>,
+) -> Result<Option<Error>> {
     if !record.in_container {
         return DeviceSearch::for_record(record).return_device(cx.host_netlink()?, netns, None);
     }
@@ -163,7 +199,8 @@ pub(super) fn give_back(cx: &CallContext<'_>, record: &DeviceRecord, netns: Opti
     let name = &record.device.name;
     let Some(link) = inside.find_link(name)? else { return Ok(None) };
     if link.master.is_some() || !record.device.identity.has_kind_of(&link) {
-        let msg = format!("\"{name}\" of the container is in use, or not the former link of the bond");
+        let msg =
+            format!("\"{name}\" of the container is in use, or not the former link of the bond");
         return Ok(Some(Error::internal(msg)));
     }
     Ok(record.device.restore_device(&inside, &link).err())
@@ -178,20 +215,30 @@ pub(super) fn unrecorded_ports(
     netns: &Netns,
 ) -> Result<Vec<DeviceRecord>> {
     let inside = ContainerNetns::open_in(netns)?;
-    let bond = inside.netlink.find_link(req.ifname.as_str())?.filter(|link| link.kind.as_deref() == Some(KIND));
+    let bond = inside
+        .netlink
+        .find_link(req.ifname.as_str())?
+        .filter(|link| link.kind.as_deref() == Some(KIND));
     let Some(bond) = bond else { return Ok(Vec::new()) };
     let in_container = conf.links_in_container;
     let mut records = Vec::new();
-    for port in inside.netlink.dump_links()?.into_iter().filter(|link| link.master == Some(bond.index)) {
+    for port in
+        inside.netlink.dump_links()?.into_iter().filter(|link| link.master == Some(bond.index))
+    {
         let is_named = conf.links.iter().any(|link| link.name == port.name);
         if !is_named || !(in_container || came_from_host(cx.host_netlink()?, &inside, &port)?) {
-            warn!("nothing proves that \"{}\" is a link of the bond: it stays in the container", port.name);
+            warn!(
+                "nothing proves that \"{}\" is a link of the bond: it stays in the container",
+                port.name
+            );
             continue;
         }
         // As the host sees it.
         let identity = DeviceIdentity::from_link(&Link { link_netnsid: None, ..port.clone() });
-        let device = OriginalState { identity, up: in_container, ..OriginalState::from_name(&port.name) };
-        let new = DeviceRecord::new(&req.id, &req.ifname, &netns.path().display().to_string(), device);
+        let device =
+            OriginalState { identity, up: in_container, ..OriginalState::from_name(&port.name) };
+        let new =
+            DeviceRecord::new(&req.id, &req.ifname, &netns.path().display().to_string(), device);
         records.push(DeviceRecord { port: port.name, in_container, ..new });
     }
     Ok(records)

@@ -8,7 +8,10 @@ use crate::netlink::{BridgePortVlans, Link, MacAddress, Netlink};
 use cni::error::{Error, Result};
 
 /// `runtimeConfig.mac`, else `args.cni.mac`, else `MAC` of `CNI_ARGS`.
-pub(super) fn requested_address(cx: &CallContext<'_>, conf: &BridgeConfig) -> Result<Option<MacAddress>> {
+pub(super) fn requested_address(
+    cx: &CallContext<'_>,
+    conf: &BridgeConfig,
+) -> Result<Option<MacAddress>> {
     let from_env = cx.mac_arg()?;
     let sources = [&conf.runtime_config.mac, &conf.args.cni.mac, &from_env];
     let text = sources.into_iter().find(|text| !text.is_empty());
@@ -18,11 +21,17 @@ pub(super) fn requested_address(cx: &CallContext<'_>, conf: &BridgeConfig) -> Re
 /// Fails if the requested MAC is in use on the bridge: `macspoofchk` would accept it, and the bridge would also send
 /// the frames of the MAC's owner to the new port. `port` is the new port, registered but still down, so that of two
 /// concurrent ADDs with one MAC at most one succeeds.
-pub(super) fn require_unused(host: &Netlink, plan: &BridgePlan<'_>, bridge: &Link, port: &Link) -> Result<()> {
+pub(super) fn require_unused(
+    host: &Netlink,
+    plan: &BridgePlan<'_>,
+    bridge: &Link,
+    port: &Link,
+) -> Result<()> {
     let Some(mac) = plan.mac else { return Ok(()) };
     let mut links = host.dump_links()?;
     links.retain(|link| link.index != port.index);
-    let found = links.iter().find(|link| link.mac == Some(mac) && is_on_bridge(bridge, link, &links));
+    let found =
+        links.iter().find(|link| link.mac == Some(mac) && is_on_bridge(bridge, link, &links));
     let holder = match found {
         None => find_mac_holder(host, plan, bridge, &links)?,
         on_host => on_host,
@@ -41,7 +50,9 @@ pub(super) fn require_unused(host: &Netlink, plan: &BridgePlan<'_>, bridge: &Lin
 /// Whether frames of the bridge reach this link of the host: the bridge and its ports, links on top of the bridge, and
 /// the other ends of ports.
 fn is_on_bridge(bridge: &Link, link: &Link, links: &[Link]) -> bool {
-    let is_port = |index: u32| links.iter().any(|port| port.index == index && port.master == Some(bridge.index));
+    let is_port = |index: u32| {
+        links.iter().any(|port| port.index == index && port.master == Some(bridge.index))
+    };
     let below = link.link.filter(|_| link.link_netnsid.is_none());
     link.index == bridge.index
         || link.master == Some(bridge.index)
@@ -65,7 +76,8 @@ fn find_mac_holder<'l>(
     Ok(links.iter().find(|link| {
         link.master == Some(bridge.index)
             && link.link_netnsid.is_some()
-            && (checked.iter().any(|port| port.name == link.name) || seen.iter().any(|entry| entry.port == link.index))
+            && (checked.iter().any(|port| port.name == link.name)
+                || seen.iter().any(|entry| entry.port == link.index))
             && (!filters || shares_vlan(plan, bridge, vlans.iter().find(|p| p.index == link.index)))
     }))
 }

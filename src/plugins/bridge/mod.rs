@@ -20,8 +20,8 @@ use serde::Deserialize;
 
 use crate::attachment::{AttachmentRecord, HostVeth};
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
-    delete_and_release,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin,
+    Rollback, delete_and_release,
 };
 use crate::iface::ContainerNetns;
 use crate::iface::configure::{self, AddressStyle};
@@ -97,12 +97,21 @@ impl Plugin for Bridge {
     const REPAIRS: bool = true;
     type Conf = BridgeConfig;
 
-    fn examine(cx: &CallContext<'_>, conf: &BridgeConfig, remarks: &mut ConfigRemarks) -> Result<()> {
-        let needs_addresses =
-            [(conf.is_gateway, "isGateway"), (conf.is_default_gateway, "isDefaultGateway"), (conf.ip_masq, "ipMasq")];
+    fn examine(
+        cx: &CallContext<'_>,
+        conf: &BridgeConfig,
+        remarks: &mut ConfigRemarks,
+    ) -> Result<()> {
+        let needs_addresses = [
+            (conf.is_gateway, "isGateway"),
+            (conf.is_default_gateway, "isDefaultGateway"),
+            (conf.ip_masq, "ipMasq"),
+        ];
         for (_, key) in needs_addresses.iter().filter(|(is_set, _)| *is_set && !cx.has_ipam()) {
             let msg = format!("\"{key}\" has no effect without addresses");
-            remarks.warnings.push(Error::config(msg).with_details("add \"ipam\", or remove the key"));
+            remarks
+                .warnings
+                .push(Error::config(msg).with_details("add \"ipam\", or remove the key"));
         }
         conf.mtu.require_ethernet()?;
         BridgePlan::from_config(cx, conf).map(drop)
@@ -119,7 +128,8 @@ impl Plugin for Bridge {
 
         let master = Some(bridge.link.index);
         let wanted = NewVethPair { ifname: &req.ifname, mtu, mac: plan.mac, master };
-        let veth::VethPairEnds { host: port, container: link } = veth::add_pair(host, netns, &wanted)?;
+        let veth::VethPairEnds { host: port, container: link } =
+            veth::add_pair(host, netns, &wanted)?;
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let index = port.index;
         let delete_port = move || Ok(host.delete_link_by_index(index).map(drop)?);
@@ -143,7 +153,8 @@ impl Plugin for Bridge {
         let mut result = if plan.l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
         let gateways = plan.assign_gateways(&mut result);
 
-        result.interfaces = [&bridge.link, &port].map(|link| veth::interface_entry(link, "")).into();
+        result.interfaces =
+            [&bridge.link, &port].map(|link| veth::interface_entry(link, "")).into();
         result.interfaces.push(veth::interface_entry(&link, &req.sandbox.path));
         if conf.macspoofchk || plan.masquerades {
             cx.record_attachment(Self::NAME, req, &result, &mut undo);
@@ -262,7 +273,8 @@ struct BridgePlan<'a> {
 impl<'a> BridgePlan<'a> {
     fn from_config(cx: &CallContext<'_>, conf: &'a BridgeConfig) -> Result<BridgePlan<'a>> {
         InterfaceName::parse(&conf.bridge).map_err(|e| {
-            Error::config(format!("bridge name \"{}\": {}", conf.bridge, e.message())).with_details(e.details())
+            Error::config(format!("bridge name \"{}\": {}", conf.bridge, e.message()))
+                .with_details(e.details())
         })?;
         let vlans = ConfiguredVlans::from_config(conf)?;
         let mac = mac::requested_address(cx, conf)?;
@@ -316,20 +328,25 @@ fn delete_gateway(cx: &CallContext<'_>, conf: &BridgeConfig, failures: &mut Fail
     if conf.vlan != 0
         && let Ok(plan) = BridgePlan::from_config(cx, conf)
     {
-        failures.keep_error(cx.host_netlink().and_then(|host| vlan_gateway::delete_if_unused(host, &plan, None)));
+        failures.keep_error(
+            cx.host_netlink().and_then(|host| vlan_gateway::delete_if_unused(host, &plan, None)),
+        );
     }
 }
 
 /// The port for the check of source MACs; `container` is its other end.
 fn spoof_port(port: &Link, container: &Link) -> Result<SpoofPart> {
-    let mac = container.mac.ok_or_else(|| Error::internal(format!("\"{}\" has no MAC address", container.name)))?;
+    let mac = container
+        .mac
+        .ok_or_else(|| Error::internal(format!("\"{}\" has no MAC address", container.name)))?;
     Ok(SpoofPart { name: port.name.clone(), mac })
 }
 
 /// The port in a result: the second interface of the host, behind the bridge, with the MAC of the container's
 /// interface.
 fn listed_ports(prev: &CniResult, ifname: &InterfaceName) -> Vec<SpoofPart> {
-    let (host, inside): (Vec<_>, Vec<_>) = prev.interfaces.iter().partition(|entry| entry.sandbox.is_empty());
+    let (host, inside): (Vec<_>, Vec<_>) =
+        prev.interfaces.iter().partition(|entry| entry.sandbox.is_empty());
     let inside = inside.iter().find(|entry| entry.name == ifname.as_str());
     let Some(mac) = inside.and_then(|entry| entry.mac.parse().ok()) else { return Vec::new() };
     host.get(1).map(|entry| SpoofPart { name: entry.name.clone(), mac }).into_iter().collect()

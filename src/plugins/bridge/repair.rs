@@ -31,7 +31,8 @@ pub(super) fn restore_attachment(
     };
     let Some(bridge) = restore_bridge(host, plan, prev, repairs)? else { return Ok(()) };
     let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
-    let pair = BridgedPair { plan, owner, bridge: &bridge.link, port: &port, container: &link, entry };
+    let pair =
+        BridgedPair { plan, owner, bridge: &bridge.link, port: &port, container: &link, entry };
     pair.restore_port(host, repairs)?;
     if plan.gateway {
         let gateways: Vec<IpNet> = prev
@@ -69,7 +70,9 @@ fn restore_bridge(
             if let (Some(known), Some(mac)) = (known, link.mac)
                 && known != mac
             {
-                repairs.record_changed(format!("bridge \"{name}\" has the MAC {mac}, containers know {known}"));
+                repairs.record_changed(format!(
+                    "bridge \"{name}\" has the MAC {mac}, containers know {known}"
+                ));
             }
             let Some(damage) = first_difference(plan, link) else {
                 return Ok(found.map(adopted_bridge));
@@ -100,7 +103,10 @@ fn first_difference(plan: &BridgePlan<'_>, link: &Link) -> Option<&'static str> 
         (link.accept_ra.unwrap_or_default() != 0, "it accepts router advertisements"),
         (conf.promisc_mode && link.promiscuity == 0, "it is not promiscuous"),
         (plan.vlans.filtering && !info.vlan_filtering, "it does not filter VLANs"),
-        (conf.macspoofchk && info.learns_link_local == Some(true), "it learns from link-local frames"),
+        (
+            conf.macspoofchk && info.learns_link_local == Some(true),
+            "it learns from link-local frames",
+        ),
     ];
     found.into_iter().find(|(is_so, _)| *is_so).map(|(_, what)| what)
 }
@@ -129,7 +135,8 @@ impl BridgedPair<'_> {
         };
         if master != bridge.index {
             let bridge = &bridge.name;
-            repairs.record_changed(format!("\"{name}\" is a port of another link than \"{bridge}\""));
+            repairs
+                .record_changed(format!("\"{name}\" is a port of another link than \"{bridge}\""));
             return Ok(());
         }
         let change = LinkChange::new;
@@ -145,15 +152,21 @@ impl BridgedPair<'_> {
             repairs.restore_missing(what, || set(change().set_hairpin(OnOffSetting::On)));
         }
         if (state.hairpin && !conf.hairpin_mode) || (state.isolated && !conf.port_isolation) {
-            repairs.record_changed(format!("port \"{name}\" has hairpin mode or isolation, not configured"));
+            repairs.record_changed(format!(
+                "port \"{name}\" has hairpin mode or isolation, not configured"
+            ));
         }
         if !plan.vlans.port.is_empty()
-            && let Some(missing) = plan.vlans.describe_missing_vlan(port, &vlan::read_port_vlans(host, port)?)
+            && let Some(missing) =
+                plan.vlans.describe_missing_vlan(port, &vlan::read_port_vlans(host, port)?)
         {
-            repairs.restore_missing(missing, || plan.vlans.apply_to_port(host, bridge, port, &plan.vlans.port));
+            repairs.restore_missing(missing, || {
+                plan.vlans.apply_to_port(host, bridge, port, &plan.vlans.port)
+            });
         }
         if !port.up {
-            repairs.restore_missing(format!("port \"{name}\": it is down"), || set(change().set_up()));
+            repairs
+                .restore_missing(format!("port \"{name}\": it is down"), || set(change().set_up()));
         }
         Ok(())
     }
@@ -166,9 +179,12 @@ impl BridgedPair<'_> {
         veth::refuse_advertisements(port);
         if conf.macspoofchk {
             // The container may have changed the MAC of its interface since ADD.
-            let mac =
-                entry.mac.parse().map_err(|e| Error::internal(format!("prevResult: MAC of {}: {e}", entry.name)))?;
-            let (filter, checked) = (PacketFilter::new(), SpoofPart { name: port.name.clone(), mac });
+            let mac = entry
+                .mac
+                .parse()
+                .map_err(|e| Error::internal(format!("prevResult: MAC of {}: {e}", entry.name)))?;
+            let (filter, checked) =
+                (PacketFilter::new(), SpoofPart { name: port.name.clone(), mac });
             // The rules are restored already; a transaction for each port would be slow.
             if spoof::check_port(&filter, owner, &checked).is_err() {
                 spoof::add_port(&filter, owner, &checked)?;
@@ -198,8 +214,8 @@ impl BridgedPair<'_> {
         repairs: &mut RepairFindings,
     ) -> Result<()> {
         let BridgedPair { plan, bridge, port, .. } = *self;
-        let mut link =
-            vlan_gateway::interface_name(plan).map_or(Ok(Some(bridge.clone())), |name| host.find_link(&name))?;
+        let mut link = vlan_gateway::interface_name(plan)
+            .map_or(Ok(Some(bridge.clone())), |name| host.find_link(&name))?;
         if let Err(error) = vlan_gateway::verify_interface(host, plan, bridge) {
             repairs.restore_missing(error.message(), || {
                 let mut undo = Rollback::new();
@@ -212,18 +228,23 @@ impl BridgedPair<'_> {
             });
         }
         // The rest is common to all attachments of the network.
-        if !repairs.is_first_examination(format!("{gateways:?} of {:?}", link.as_ref().map(|link| link.index))) {
+        if !repairs.is_first_examination(format!(
+            "{gateways:?} of {:?}",
+            link.as_ref().map(|link| link.index)
+        )) {
             return Ok(());
         }
         let Some(link) = link else { return Ok(()) };
         forwarding::restore_disabled(host, &link, gateways, repairs);
         let on = SharedBridge { pinned: pinned && link.index == bridge.index, link };
         let present = host.dump_addresses(on.link.index)?;
-        let is_missing = |gateway: &&IpNet| !present.iter().any(|addr| addr.net.addr() == gateway.addr());
+        let is_missing =
+            |gateway: &&IpNet| !present.iter().any(|addr| addr.net.addr() == gateway.addr());
         for gateway in gateways.iter().filter(is_missing) {
             let what = format!("address {gateway} of \"{}\"", on.link.name);
             let mut others = present.iter().map(|addr| addr.net);
-            let other = others.find(|net| shared::networks_overlap(net, gateway) && !gateways.contains(net));
+            let other = others
+                .find(|net| shared::networks_overlap(net, gateway) && !gateways.contains(net));
             match other {
                 Some(other) => repairs.record_changed(format!("{what}: it has {other}")),
                 None => repairs.restore_missing(what, || {

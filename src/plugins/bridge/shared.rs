@@ -19,7 +19,12 @@ pub(super) struct SharedBridge {
 }
 
 /// Creates the bridge with the address `mac`, or adopts the existing one; either way it is up.
-pub(super) fn ensure_bridge(host: &Netlink, plan: &BridgePlan<'_>, mtu: u32, mac: MacAddress) -> Result<SharedBridge> {
+pub(super) fn ensure_bridge(
+    host: &Netlink,
+    plan: &BridgePlan<'_>,
+    mtu: u32,
+    mac: MacAddress,
+) -> Result<SharedBridge> {
     let conf = plan.conf;
     let name = &conf.bridge;
     let failed = || format!("failed to create bridge \"{name}\"");
@@ -102,7 +107,8 @@ pub(super) fn first_host_address(net: IpNet) -> IpAddr {
 /// Adds a default route through `gw` unless its family has a default route. A default route without a gateway counts:
 /// it will use the same gateway.
 pub(super) fn add_default_route(routes: &mut Vec<ResultRoute>, gw: IpAddr) {
-    let dst = if gw.is_ipv4() { Ipv4Net::default().into() } else { IpNet::from(Ipv6Net::default()) };
+    let dst =
+        if gw.is_ipv4() { Ipv4Net::default().into() } else { IpNet::from(Ipv6Net::default()) };
     if !routes.iter().any(|route| route.dst.trunc() == dst) {
         routes.push(ResultRoute { gw: Some(gw), ..ResultRoute::for_destination(dst) });
     }
@@ -140,7 +146,9 @@ pub(super) fn ensure_gateways<'a>(
         let foreign = present.iter().filter(|addr| !gateways.contains(&addr.net));
         for addr in foreign.filter(|addr| addresses_conflict(&addr.net, gateway)) {
             if !conf.force_address {
-                let msg = format!("{failed}: \"{name}\" already has an IP address different from {gateway}");
+                let msg = format!(
+                    "{failed}: \"{name}\" already has an IP address different from {gateway}"
+                );
                 let net = addr.net;
                 return Err(Error::internal(msg).with_details(format!(
                     "give this network a bridge of its own, with another name in the key \"bridge\"; or, if no \
@@ -148,7 +156,9 @@ pub(super) fn ensure_gateways<'a>(
                 )));
             }
             let (index, former) = (addr.index, configure::request_to_restore(addr));
-            undo.add_step(format!("restore {} of \"{name}\"", addr.net), move || Ok(host.add_address(index, &former)?));
+            undo.add_step(format!("restore {} of \"{name}\"", addr.net), move || {
+                Ok(host.add_address(index, &former)?)
+            });
             host.delete_address(addr.index, addr.net)
                 .context(|| format!("{failed}: could not remove IP address from \"{name}\""))?;
         }
@@ -171,7 +181,8 @@ pub(super) fn add_gateway(host: &Netlink, bridge: &SharedBridge, gateway: IpNet)
         Some(mac) if !bridge.pinned => {
             // A bridge without ports may have the MAC 00:00:00:00:00:00, which the kernel does not accept.
             let mac = if mac == MacAddress([0; 6]) { MacAddress::random_local() } else { mac };
-            host.change_link(*index, LinkChange::new().set_mac(mac)).context(|| "could not set bridge's mac")
+            host.change_link(*index, LinkChange::new().set_mac(mac))
+                .context(|| "could not set bridge's mac")
         }
         _ => Ok(()),
     }

@@ -10,7 +10,11 @@ use crate::netlink::{Link, Netlink};
 use cni::error::{Error, Result};
 use cni::{CniResult, ResultInterface};
 
-pub(super) fn check_attachment(cx: &CallContext<'_>, plan: &BridgePlan<'_>, req: &CheckRequest) -> Result<()> {
+pub(super) fn check_attachment(
+    cx: &CallContext<'_>,
+    plan: &BridgePlan<'_>,
+    req: &CheckRequest,
+) -> Result<()> {
     let conf = plan.conf;
     let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
     cx.if_ipam(CallContext::ipam_check)?;
@@ -51,21 +55,22 @@ pub(super) fn check_attachment(cx: &CallContext<'_>, plan: &BridgePlan<'_>, req:
 fn find_verified_bridge(host: &Netlink, conf: &BridgeConfig, prev: &CniResult) -> Result<Link> {
     let name = &conf.bridge;
     let listed = |entry: &&ResultInterface| entry.name == *name && entry.sandbox.is_empty();
-    let entry = prev
-        .interfaces
-        .iter()
-        .find(listed)
-        .ok_or_else(|| Error::internal(format!("Interface name {name} not found in prevResult")))?;
-    let link = host
-        .find_link(name)?
-        .ok_or_else(|| Error::internal(format!("Interface name {name} not found")).with_details("cnibox repair"))?;
+    let entry =
+        prev.interfaces.iter().find(listed).ok_or_else(|| {
+            Error::internal(format!("Interface name {name} not found in prevResult"))
+        })?;
+    let link = host.find_link(name)?.ok_or_else(|| {
+        Error::internal(format!("Interface name {name} not found")).with_details("cnibox repair")
+    })?;
     require_bridge(&link)?;
     verify::require_same_mac(&link, entry)?;
     verify::require_up(&link, verify::ON_HOST)?;
     verify::require_no_advertisements(&link)?;
     // A packet capture also makes a bridge promiscuous, which is harmless.
     if conf.promisc_mode && link.promiscuity == 0 {
-        let msg = format!("Bridge interface {name} configured Promisc Mode true doesn't match current state: false");
+        let msg = format!(
+            "Bridge interface {name} configured Promisc Mode true doesn't match current state: false"
+        );
         return Err(Error::internal(msg).with_details(format!("ip link set {name} promisc on")));
     }
     Ok(link)
@@ -78,12 +83,18 @@ fn refuse_link_local_learning(bridge: &Link) -> Result<()> {
     }
     let name = &bridge.name;
     let msg = format!("bridge \"{name}\" learns the sources of link-local frames");
-    Err(Error::internal(msg)
-        .with_details(format!("they are not checked: ip link set {name} type bridge no_linklocal_learn 1")))
+    Err(Error::internal(msg).with_details(format!(
+        "they are not checked: ip link set {name} type bridge no_linklocal_learn 1"
+    )))
 }
 
-fn find_verified_port(conf: &BridgeConfig, bridge: &Link, found: Option<(Link, ResultInterface)>) -> Result<Link> {
-    let missing = || Error::internal(format!("CNI veth created for bridge {} was not found", conf.bridge));
+fn find_verified_port(
+    conf: &BridgeConfig,
+    bridge: &Link,
+    found: Option<(Link, ResultInterface)>,
+) -> Result<Link> {
+    let missing =
+        || Error::internal(format!("CNI veth created for bridge {} was not found", conf.bridge));
     let (port, entry) = found.ok_or_else(missing)?;
     if port.master != Some(bridge.index) {
         let (port, bridge) = (&port.name, &bridge.name);
@@ -103,10 +114,18 @@ fn find_verified_port(conf: &BridgeConfig, bridge: &Link, found: Option<(Link, R
         "port \"{}\" has hairpin mode {} and isolation {}, configured are {} and {}",
         port.name, state.hairpin, state.isolated, conf.hairpin_mode, conf.port_isolation
     ))
-    .with_details(format!("bridge link set dev {} hairpin {hairpin} isolated {isolated}", port.name)))
+    .with_details(format!(
+        "bridge link set dev {} hairpin {hairpin} isolated {isolated}",
+        port.name
+    )))
 }
 
-fn verify_gateway_addresses(host: &Netlink, bridge: &Link, prev: &CniResult, index: usize) -> Result<()> {
+fn verify_gateway_addresses(
+    host: &Netlink,
+    bridge: &Link,
+    prev: &CniResult,
+    index: usize,
+) -> Result<()> {
     let present = host.dump_addresses(bridge.index)?;
     for ip in prev.ips_of_interface(index) {
         let Some(gw) = ip.usable_gateway() else { continue };
@@ -114,7 +133,9 @@ fn verify_gateway_addresses(host: &Netlink, bridge: &Link, prev: &CniResult, ind
             let kind = if bridge.bridge.is_some() { "bridge " } else { "" };
             let msg = format!("gateway {gw} is not an address of {kind}\"{}\"", bridge.name);
             let net = format!("{gw}/{}", ip.address.prefix_len());
-            return Err(Error::internal(msg).with_details(format!("ip addr add {net} dev {}", bridge.name)));
+            return Err(
+                Error::internal(msg).with_details(format!("ip addr add {net} dev {}", bridge.name))
+            );
         }
     }
     Ok(())

@@ -58,7 +58,9 @@ impl ConfiguredVlans {
         // A VLAN that is added tagged is no longer the native one.
         for id in tagged.into_iter().filter(|id| native != Some(*id)) {
             match port.last_mut() {
-                Some(PortVlanRange { ids, tagging: VlanTagging::Tagged }) if *ids.end() + 1 == id => {
+                Some(PortVlanRange { ids, tagging: VlanTagging::Tagged })
+                    if *ids.end() + 1 == id =>
+                {
                     *ids = *ids.start()..=id;
                 }
                 _ => port.push(PortVlanRange { ids: id..=id, tagging: VlanTagging::Tagged }),
@@ -106,16 +108,28 @@ impl ConfiguredVlans {
     }
 
     /// Describes a configured VLAN that the port is not in.
-    pub(super) fn describe_missing_vlan(&self, port: &Link, found: &BridgePortVlans) -> Option<String> {
-        let each = self.port.iter().flat_map(|vlans| vlans.ids.clone().map(|id| (id, vlans.tagging)));
-        let (id, tagging) = each.into_iter().find(|(id, how)| found.tagging_of_vlan(*id) != Some(*how))?;
+    pub(super) fn describe_missing_vlan(
+        &self,
+        port: &Link,
+        found: &BridgePortVlans,
+    ) -> Option<String> {
+        let each =
+            self.port.iter().flat_map(|vlans| vlans.ids.clone().map(|id| (id, vlans.tagging)));
+        let (id, tagging) =
+            each.into_iter().find(|(id, how)| found.tagging_of_vlan(*id) != Some(*how))?;
         let how = if tagging == VlanTagging::Tagged { "tagged" } else { "native" };
         Some(format!("port \"{}\" is not in VLAN {id}, configured as {how}", port.name))
     }
 
     /// CHECK: fails unless the bridge filters VLANs, if needed, and the port is in exactly its VLANs. Older releases of
     /// the reference leave each port also in the default VLAN, which is accepted without `is_labelled`.
-    pub(super) fn verify_port(&self, host: &Netlink, bridge: &Link, port: &Link, is_labelled: bool) -> Result<()> {
+    pub(super) fn verify_port(
+        &self,
+        host: &Netlink,
+        bridge: &Link,
+        port: &Link,
+        is_labelled: bool,
+    ) -> Result<()> {
         let info = bridge.bridge.unwrap_or_default();
         if self.filtering && !info.vlan_filtering {
             return Err(not_filtering_error(bridge));
@@ -146,7 +160,9 @@ pub(super) fn read_port_vlans(host: &Netlink, port: &Link) -> Result<BridgePortV
 fn not_filtering_error(bridge: &Link) -> Error {
     let name = &bridge.name;
     Error::internal(format!("bridge \"{name}\" does not filter VLANs, and has other ports"))
-        .with_details(format!("if no tagged frames have to pass it: ip link set {name} type bridge vlan_filtering 1"))
+        .with_details(format!(
+            "if no tagged frames have to pass it: ip link set {name} type bridge vlan_filtering 1"
+        ))
 }
 
 impl VlanTrunkEntry {
@@ -169,7 +185,9 @@ impl VlanTrunkEntry {
             (None, Some(_)) => "minID",
             (Some(_), None) => "maxID",
         };
-        Err(Error::config(format!("minID and maxID should be configured simultaneously, {missing} is missing")))
+        Err(Error::config(format!(
+            "minID and maxID should be configured simultaneously, {missing} is missing"
+        )))
     }
 }
 
@@ -183,7 +201,9 @@ mod tests {
     use cni::json::Json;
 
     fn vlans(text: &str) -> Result<ConfiguredVlans> {
-        ConfiguredVlans::from_config(&Json::parse(text.as_bytes()).unwrap().decode::<BridgeConfig>().unwrap())
+        ConfiguredVlans::from_config(
+            &Json::parse(text.as_bytes()).unwrap().decode::<BridgeConfig>().unwrap(),
+        )
     }
 
     /// `native/first-last,...`

@@ -10,7 +10,8 @@ use crate::files::lock::FileLock;
 use crate::framework::Rollback;
 use crate::iface::veth;
 use crate::netlink::{
-    BridgePortVlans, Link, LinkChange, LinkKind, MacAddress, Netlink, NewLink, PortVlanRange, VethPeer, VlanTagging,
+    BridgePortVlans, Link, LinkChange, LinkKind, MacAddress, Netlink, NewLink, PortVlanRange,
+    VethPeer, VlanTagging,
 };
 use cni::error::{Error, ErrorContext, Result};
 
@@ -46,7 +47,9 @@ pub(super) fn ensure_interface<'a>(
     drop(turn);
     completed.context(failed)?;
     if is_new {
-        undo.add_step(format!("remove \"{name}\""), move || delete_if_unused(host, plan, Some(port)));
+        undo.add_step(format!("remove \"{name}\""), move || {
+            delete_if_unused(host, plan, Some(port))
+        });
     }
     Ok(Some(link))
 }
@@ -56,12 +59,18 @@ fn create_veth_pair(host: &Netlink, bridge: &Link, name: &str) -> Result<Link> {
     veth::create_with_random_name(
         host,
         &|port| {
-            let peer = VethPeer::new(port).with_mtu(bridge.mtu).with_mac(MacAddress::random_for_bridge_port());
+            let peer = VethPeer::new(port)
+                .with_mtu(bridge.mtu)
+                .with_mac(MacAddress::random_for_bridge_port());
             let link = NewLink::new(name, LinkKind::Veth { peer });
             link.with_mtu(bridge.mtu).with_mac(MacAddress::random_local())
         },
         &|error, _| {
-            if error.is_exists() && host.find_link(name)?.is_none() { Ok(()) } else { Err(error.into()) }
+            if error.is_exists() && host.find_link(name)?.is_none() {
+                Ok(())
+            } else {
+                Err(error.into())
+            }
         },
     )
 }
@@ -96,7 +105,11 @@ fn find_bridge_port(host: &Netlink, link: &Link) -> Result<Option<Link>> {
 }
 
 /// Deletes the gateway unless a port other than `except` is in its VLAN.
-pub(super) fn delete_if_unused(host: &Netlink, plan: &BridgePlan<'_>, except: Option<u32>) -> Result<()> {
+pub(super) fn delete_if_unused(
+    host: &Netlink,
+    plan: &BridgePlan<'_>,
+    except: Option<u32>,
+) -> Result<()> {
     let Some(name) = interface_name(plan) else { return Ok(()) };
     let _lock = FileLock::acquire_host_lock(LOCK)?;
     let Some(link) = host.find_link(&name)? else { return Ok(()) };
@@ -114,9 +127,16 @@ pub(super) fn delete_if_unused(host: &Netlink, plan: &BridgePlan<'_>, except: Op
 }
 
 /// Whether the bridge has a port in the VLAN besides `except`.
-fn is_used(host: &Netlink, plan: &BridgePlan<'_>, bridge: &Link, except: [Option<u32>; 2]) -> Result<bool> {
+fn is_used(
+    host: &Netlink,
+    plan: &BridgePlan<'_>,
+    bridge: &Link,
+    except: [Option<u32>; 2],
+) -> Result<bool> {
     let Some(id) = plan.vlans.access else { return Ok(false) };
-    let in_vlan = |port: &&BridgePortVlans| port.master == Some(bridge.index) && port.tagging_of_vlan(id).is_some();
+    let in_vlan = |port: &&BridgePortVlans| {
+        port.master == Some(bridge.index) && port.tagging_of_vlan(id).is_some()
+    };
     let ports = host.dump_port_vlans()?;
     for port in ports.iter().filter(in_vlan).filter(|port| !except.contains(&Some(port.index))) {
         let link = host.find_link_by_index(port.index)?;
@@ -129,7 +149,11 @@ fn is_used(host: &Netlink, plan: &BridgePlan<'_>, bridge: &Link, except: [Option
 }
 
 /// CHECK: fails unless the interface exists, is up, and its other end is in the VLAN.
-pub(super) fn verify_interface(host: &Netlink, plan: &BridgePlan<'_>, bridge: &Link) -> Result<Option<Link>> {
+pub(super) fn verify_interface(
+    host: &Netlink,
+    plan: &BridgePlan<'_>,
+    bridge: &Link,
+) -> Result<Option<Link>> {
     let Some((name, id)) = interface_name(plan).zip(plan.vlans.access) else { return Ok(None) };
     let missing = |why: &str| Error::internal(format!("VLAN gateway \"{name}\" {why}"));
     let link = host.find_link(&name)?.ok_or_else(|| missing("was not found"))?;

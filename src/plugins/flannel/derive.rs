@@ -54,7 +54,8 @@ pub(super) fn derive_config(net: &NetworkConfig, env: Option<&SubnetEnv>) -> Res
     if !net.cni_version.is_empty() {
         delegate.set_value("cniVersion", net.cni_version.as_str().into());
     }
-    delegate.set_value("ipam", derive_ipam(net, env).context(|| "failed to assemble Delegate IPAM")?);
+    delegate
+        .set_value("ipam", derive_ipam(net, env).context(|| "failed to assemble Delegate IPAM")?);
     Ok(delegate.into_sorted_object())
 }
 
@@ -77,16 +78,22 @@ fn derive_ipam(net: &NetworkConfig, env: Option<&SubnetEnv>) -> Result<Json> {
     );
     let mut routes: Vec<ResultRoute> = match ipam.find_value("routes") {
         None | Some(Json::Null) => Vec::new(),
-        Some(routes) => routes.decode().context(|| "failed to read IPAM routes: failed to parse ipam.routes")?,
+        Some(routes) => {
+            routes.decode().context(|| "failed to read IPAM routes: failed to parse ipam.routes")?
+        }
     };
-    routes.extend(env.iter().flat_map(|env| &env.networks).copied().map(ResultRoute::for_destination));
+    routes.extend(
+        env.iter().flat_map(|env| &env.networks).copied().map(ResultRoute::for_destination),
+    );
     ipam.set_value("routes", Json::Array(routes.iter().map(Json::encode).collect()));
     Ok(ipam.into_sorted_object())
 }
 
 /// The value of a key of the request as the reference prints it.
 fn requested_value(net: &NetworkConfig, key: &str) -> Option<Json> {
-    net.json.get_present_member(key).map(|value| value.clone().with_normalised_numbers().with_sorted_keys())
+    net.json
+        .get_present_member(key)
+        .map(|value| value.clone().with_normalised_numbers().with_sorted_keys())
 }
 
 /// The members of an object; unlike elsewhere, keys are case-sensitive.
@@ -183,16 +190,32 @@ mod tests {
 
     #[test]
     fn keys_that_flannel_sets_are_refused() {
-        let refusal =
-            |keys: &str| derived(&format!(r#"{{"name":"n",{keys}}}"#), None).unwrap_err().message().to_owned();
+        let refusal = |keys: &str| {
+            derived(&format!(r#"{{"name":"n",{keys}}}"#), None).unwrap_err().message().to_owned()
+        };
         let dictionary = "'delegate' dictionary";
         for (keys, msg) in [
-            (r#""delegate":{"type":7}"#, format!("{dictionary}, if present, must have (string) 'type' field")),
-            (r#""delegate":{"type":null}"#, format!("{dictionary}, if present, must have (string) 'type' field")),
-            (r#""delegate":{"name":"x"}"#, format!("{dictionary} must not have 'name' field, it'll be set by flannel")),
-            (r#""delegate":{"ipam":{}}"#, format!("{dictionary} must not have 'ipam' field, it'll be set by flannel")),
+            (
+                r#""delegate":{"type":7}"#,
+                format!("{dictionary}, if present, must have (string) 'type' field"),
+            ),
+            (
+                r#""delegate":{"type":null}"#,
+                format!("{dictionary}, if present, must have (string) 'type' field"),
+            ),
+            (
+                r#""delegate":{"name":"x"}"#,
+                format!("{dictionary} must not have 'name' field, it'll be set by flannel"),
+            ),
+            (
+                r#""delegate":{"ipam":{}}"#,
+                format!("{dictionary} must not have 'ipam' field, it'll be set by flannel"),
+            ),
             (r#""delegate":{"type":"flannel"}"#, "flannel cannot delegate to flannel".to_owned()),
-            (r#""delegate":[]"#, "failed to load netconf: expected an object, found a list".to_owned()),
+            (
+                r#""delegate":[]"#,
+                "failed to load netconf: expected an object, found a list".to_owned(),
+            ),
         ] {
             assert_eq!(refusal(keys), msg);
         }

@@ -21,8 +21,8 @@ use self::subnet::SubnetEnv;
 use crate::attachment::AttachmentId;
 use crate::files::trust;
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
-    reference_gc,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin,
+    Rollback, reference_gc,
 };
 use crate::repairs::RepairFindings;
 use cni::error::{Error, ErrorCode, ErrorContext, Result};
@@ -62,7 +62,9 @@ impl FlannelConfig {
     /// The records; fails if other users than root could have written them, because a record names the plugin that DEL
     /// executes.
     fn open_records(&self) -> Result<DelegateRecordStore> {
-        Ok(DelegateRecordStore::from_trusted_directory(&trust::resolve_data_dir(self.record_directory())?))
+        Ok(DelegateRecordStore::from_trusted_directory(&trust::resolve_data_dir(
+            self.record_directory(),
+        )?))
     }
 
     /// As [`FlannelConfig::open_records`], for the verbs of an existing attachment, which no invalid key prevents:
@@ -95,10 +97,13 @@ impl Plugin for Flannel {
 
     fn add(cx: &CallContext<'_>, conf: &FlannelConfig, req: &AddRequest) -> Result<CniResult> {
         let json = derive_config(&cx.net, Some(&conf.read_subnet_env()?))?;
-        let (text, records) =
-            (json::encode_compact(&json)?, DelegateRecordStore::create_in_directory(conf.record_directory())?);
+        let (text, records) = (
+            json::encode_compact(&json)?,
+            DelegateRecordStore::create_in_directory(conf.record_directory())?,
+        );
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
-        let delegate = cx.find_delegate(delegate_type(&json)).context(|| "failed to delegate add")?;
+        let delegate =
+            cx.find_delegate(delegate_type(&json)).context(|| "failed to delegate add")?;
         let delegate = delegate.with_config(text.as_bytes());
         let former = records.find_record(&owner)?;
         debug!("netconf sent to delegate plugin: {text}");
@@ -138,7 +143,9 @@ impl Plugin for Flannel {
     ) -> Result<()> {
         let json = find_add_config(cx, conf, req)?;
         let text = json::encode_compact(&json)?;
-        cx.find_delegate(delegate_type(&json))?.with_config(text.as_bytes()).repair_attachment(repairs)
+        cx.find_delegate(delegate_type(&json))?
+            .with_config(text.as_bytes())
+            .repair_attachment(repairs)
     }
 
     fn del(cx: &CallContext<'_>, conf: &FlannelConfig, req: &DelRequest) -> Result<()> {
@@ -155,7 +162,8 @@ impl Plugin for Flannel {
             let derived = "the saved configuration is derived again";
             record.parse_config().inspect_err(|e| warn!("{derived}: {e}")).ok()
         });
-        let mut json = saved.map_or_else(|| derive_config(&cx.net, conf.read_subnet_env().ok().as_ref()), Ok)?;
+        let mut json = saved
+            .map_or_else(|| derive_config(&cx.net, conf.read_subnet_env().ok().as_ref()), Ok)?;
         // The result is in the layout of the request's version.
         let version = json.get_present_member("cniVersion").and_then(Json::as_str);
         let is_same_version = version == Some(cx.version.as_str());
@@ -170,17 +178,22 @@ impl Plugin for Flannel {
         let network = cx.net.name.as_str();
         let mut failures = Failures::new();
         // One configuration for each delegate.
-        let mut confs =
-            Vec::from_iter(failures.keep_error(derive_config(&cx.net, conf.read_subnet_env().ok().as_ref())));
+        let mut confs = Vec::from_iter(
+            failures.keep_error(derive_config(&cx.net, conf.read_subnet_env().ok().as_ref())),
+        );
         let mut of_reference = Vec::new();
         let records = conf.open_records_if_trusted();
         if let Some(records) = &records {
-            records.remove_temporary_files(network, &AttachmentId::from_attachments(&cx.net.name, &req.valid));
+            records.remove_temporary_files(
+                network,
+                &AttachmentId::from_attachments(&cx.net.name, &req.valid),
+            );
         }
         let all = records.as_ref().and_then(|records| failures.keep_error(records.list_records()));
         let all = all.unwrap_or_default();
         // The network of a malformed record is unknown.
-        for record in all.iter().filter(|record| record.network_name().as_deref() == Some(network)) {
+        for record in all.iter().filter(|record| record.network_name().as_deref() == Some(network))
+        {
             let Some(json) = failures.keep_error(record.parse_config()) else { continue };
             let id = &record.container_id;
             let is_valid = match &record.note.ifname {
@@ -192,12 +205,18 @@ impl Plugin for Flannel {
             } else if !is_valid {
                 let sandbox = &record.note.sandbox;
                 // A later attachment may be in the same namespace.
-                let has_own_tables_only = all.iter().filter(|r| r.note.sandbox == *sandbox).count() == 1;
-                let netns = sandbox.as_ref().filter(|_| has_own_tables_only).and_then(RecordedNamespace::present_path);
+                let has_own_tables_only =
+                    all.iter().filter(|r| r.note.sandbox == *sandbox).count() == 1;
+                let netns = sandbox
+                    .as_ref()
+                    .filter(|_| has_own_tables_only)
+                    .and_then(RecordedNamespace::present_path);
                 let ifname = record.note.ifname.as_deref().unwrap_or(DEFAULT_IFNAME);
                 let deleted = cx.find_delegate(delegate_type(&json)).and_then(|delegate| {
                     let delegate = delegate.with_config(&record.conf);
-                    delegate.for_attachment(id, ifname, netns.unwrap_or_default()).run_verb(CniVerb::Del)
+                    delegate
+                        .for_attachment(id, ifname, netns.unwrap_or_default())
+                        .run_verb(CniVerb::Del)
                 });
                 failures.keep_error(deleted.and_then(|_| record.remove_files()));
             }
@@ -218,7 +237,10 @@ impl Plugin for Flannel {
 
     fn status(cx: &CallContext<'_>, conf: &FlannelConfig) -> Result<()> {
         conf.open_records().or_unavailable()?;
-        let json = conf.read_subnet_env().and_then(|env| derive_config(&cx.net, Some(&env))).or_unavailable()?;
+        let json = conf
+            .read_subnet_env()
+            .and_then(|env| derive_config(&cx.net, Some(&env)))
+            .or_unavailable()?;
         let text = json::encode_compact(&json)?;
         let delegate = cx.find_delegate(delegate_type(&json)).or_unavailable()?;
         delegate.with_config(text.as_bytes()).run_verb(CniVerb::Status).map(drop)
@@ -233,14 +255,21 @@ fn remove_if_unused(record: &DelegateRecord, network: &str) -> Result<()> {
     if leases.is_some_and(|leases| leases.iter().all(|status| status.lease.id != *id)) {
         return record.remove_files();
     }
-    warn!("GC keeps the record of container \"{id}\", which the reference made: its link may exist; DEL removes it");
+    warn!(
+        "GC keeps the record of container \"{id}\", which the reference made: its link may exist; DEL removes it"
+    );
     Ok(())
 }
 
 /// Whether the delegate has refused its configuration, so that its DEL always fails.
 fn is_about_configuration(code: ErrorCode) -> bool {
-    [ErrorCode::INCOMPATIBLE_VERSION, ErrorCode::UNSUPPORTED_FIELD, ErrorCode::DECODE, ErrorCode::INVALID_CONFIG]
-        .contains(&code)
+    [
+        ErrorCode::INCOMPATIBLE_VERSION,
+        ErrorCode::UNSUPPORTED_FIELD,
+        ErrorCode::DECODE,
+        ErrorCode::INVALID_CONFIG,
+    ]
+    .contains(&code)
 }
 
 fn delegate_type(json: &Json) -> &str {

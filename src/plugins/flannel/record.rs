@@ -206,13 +206,17 @@ impl DelegateRecordStore {
 
     /// All readable records. An unreadable record only causes a warning, so that GC handles the others.
     pub(super) fn list_records(&self) -> Result<Vec<DelegateRecord>> {
-        let (first, further) = (list_file_names(&self.dir)?, list_file_names(&self.own_directory())?);
-        let first = first.iter().filter(|name| is_identifier(name)).map(|id| self.read_first_record(id));
+        let (first, further) =
+            (list_file_names(&self.dir)?, list_file_names(&self.own_directory())?);
+        let first =
+            first.iter().filter(|name| is_identifier(name)).map(|id| self.read_first_record(id));
         let further = further.iter().filter_map(|name| name.split_once(':'));
         let further = further.map(|(id, ifname)| self.read_further_record(id, ifname));
         Ok(first
             .chain(further)
-            .filter_map(|found| found.inspect_err(|error| warn!("skipped a record: {error}")).unwrap_or_default())
+            .filter_map(|found| {
+                found.inspect_err(|error| warn!("skipped a record: {error}")).unwrap_or_default()
+            })
             .collect())
     }
 
@@ -233,7 +237,9 @@ fn list_file_names(dir: &Path) -> Result<Vec<String>> {
         return Ok(Vec::new());
     }
     let entries = fs::read_dir(dir).during("read", dir)?;
-    entries.map(|entry| Ok(entry.during("read", dir)?.file_name().to_string_lossy().into_owned())).collect()
+    entries
+        .map(|entry| Ok(entry.during("read", dir)?.file_name().to_string_lossy().into_owned()))
+        .collect()
 }
 
 /// The content of a file; `None` if there is no such file.
@@ -256,7 +262,12 @@ mod tests {
         (dir, records)
     }
 
-    fn found(records: &DelegateRecordStore, id: &str, ifname: &str, network: &str) -> Option<String> {
+    fn found(
+        records: &DelegateRecordStore,
+        id: &str,
+        ifname: &str,
+        network: &str,
+    ) -> Option<String> {
         let record = records.find_record(&AttachmentId { network, ifname, id }).unwrap()?;
         Some(String::from_utf8(record.conf).unwrap())
     }
@@ -265,10 +276,18 @@ mod tests {
     fn the_first_interface_has_the_file_of_the_reference() {
         let (_dir, records) = records();
         records
-            .save_record(&AttachmentId { network: "n", id: "pod", ifname: "eth0" }, br#"{"type":"x","name":"a"}"#, None)
+            .save_record(
+                &AttachmentId { network: "n", id: "pod", ifname: "eth0" },
+                br#"{"type":"x","name":"a"}"#,
+                None,
+            )
             .unwrap();
         records
-            .save_record(&AttachmentId { network: "n", id: "pod", ifname: "net1" }, br#"{"type":"x","name":"b"}"#, None)
+            .save_record(
+                &AttachmentId { network: "n", id: "pod", ifname: "net1" },
+                br#"{"type":"x","name":"b"}"#,
+                None,
+            )
             .unwrap();
         records
             .save_record(
@@ -277,12 +296,19 @@ mod tests {
                 None,
             )
             .unwrap();
-        assert_eq!(fs::read(records.dir.join("pod")).unwrap(), br#"{"type":"x","name":"a","mtu":1}"#);
-        assert_eq!(found(&records, "pod", "net1", "b").as_deref(), Some(r#"{"type":"x","name":"b"}"#));
+        assert_eq!(
+            fs::read(records.dir.join("pod")).unwrap(),
+            br#"{"type":"x","name":"a","mtu":1}"#
+        );
+        assert_eq!(
+            found(&records, "pod", "net1", "b").as_deref(),
+            Some(r#"{"type":"x","name":"b"}"#)
+        );
         assert_eq!(found(&records, "pod", "net2", "a"), None);
         let mut all = records.list_records().unwrap();
         all.sort_by(|a, b| a.note.ifname.cmp(&b.note.ifname));
-        let names: Vec<_> = all.iter().map(|r| (r.container_id.as_str(), r.note.ifname.as_deref())).collect();
+        let names: Vec<_> =
+            all.iter().map(|r| (r.container_id.as_str(), r.note.ifname.as_deref())).collect();
         assert_eq!(names, [("pod", Some("eth0")), ("pod", Some("net1"))]);
         for record in &all {
             record.remove_files().unwrap();
@@ -319,7 +345,10 @@ mod tests {
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&ns));
         let sandbox = RecordedNamespace::from_path(&path).unwrap();
         records.save_record(&owner, br#"{"type":"x","name":"a"}"#, Some(sandbox.clone())).unwrap();
-        let record = records.find_record(&AttachmentId { network: "a", id: "pod", ifname: "eth0" }).unwrap().unwrap();
+        let record = records
+            .find_record(&AttachmentId { network: "a", id: "pod", ifname: "eth0" })
+            .unwrap()
+            .unwrap();
         assert_eq!(record.note.sandbox.as_ref(), Some(&sandbox));
         assert_eq!(records.list_records().unwrap(), [record]);
         assert_eq!(sandbox.present_path(), Some(&*path));
@@ -360,7 +389,10 @@ mod tests {
             )
             .unwrap();
         assert_eq!(fs::read(records.dir.join("pod")).unwrap(), br#"{"type":"x","name":"a"}"#);
-        assert_eq!(found(&records, "pod", "net1", "a").as_deref(), Some(r#"{"type":"x","name":"a","x":1}"#));
+        assert_eq!(
+            found(&records, "pod", "net1", "a").as_deref(),
+            Some(r#"{"type":"x","name":"a","x":1}"#)
+        );
         // An empty record matches any network.
         fs::write(records.dir.join("crashed"), "").unwrap();
         assert_eq!(found(&records, "crashed", "eth0", "b").as_deref(), Some(""));
@@ -373,7 +405,13 @@ mod tests {
         for content in ["root:x:0", r#"{"name":"a","precious":true}"#, "{", "[]"] {
             fs::write(records.dir.join("passwd"), content).unwrap();
             assert_eq!(found(&records, "passwd", "eth0", "a"), None, "{content}");
-            assert!(records.list_records().unwrap().iter().all(|record| record.network_name().is_none()));
+            assert!(
+                records
+                    .list_records()
+                    .unwrap()
+                    .iter()
+                    .all(|record| record.network_name().is_none())
+            );
         }
         fs::set_permissions(&records.dir, fs::Permissions::from_mode(0o777)).unwrap();
         assert!(
@@ -404,8 +442,12 @@ mod tests {
     #[test]
     fn container_ids_are_not_mistaken_for_interfaces() {
         let (_dir, records) = records();
-        records.save_record(&AttachmentId { network: "n", id: "pod", ifname: "eth0" }, b"{}", None).unwrap();
-        records.save_record(&AttachmentId { network: "n", id: "pod", ifname: "net1" }, b"{}", None).unwrap();
+        records
+            .save_record(&AttachmentId { network: "n", id: "pod", ifname: "eth0" }, b"{}", None)
+            .unwrap();
+        records
+            .save_record(&AttachmentId { network: "n", id: "pod", ifname: "net1" }, b"{}", None)
+            .unwrap();
         assert_eq!(found(&records, "pod-net1", "eth0", "a"), None);
     }
 }

@@ -28,8 +28,9 @@ impl SubnetEnv {
     pub(super) fn read_file(path: &Path) -> Result<SubnetEnv> {
         let failed = |code, why: String| {
             // The reference's text, with its full stop.
-            let msg =
-                format!("failed to load flannel 'subnet.env' file: {why}. Check the flannel pod log for this node.");
+            let msg = format!(
+                "failed to load flannel 'subnet.env' file: {why}. Check the flannel pod log for this node."
+            );
             Error::new(code, msg)
         };
         let name = path.display();
@@ -73,7 +74,9 @@ fn parse_lines(text: &str) -> Result<Result<SubnetEnv, String>, String> {
     .filter_map(|(is_missing, keys)| is_missing.then_some(keys))
     .collect();
     Ok(match (mtu, masquerades) {
-        (Some(mtu), Some(masquerades)) if missing.is_empty() => Ok(SubnetEnv { networks, subnets, mtu, masquerades }),
+        (Some(mtu), Some(masquerades)) if missing.is_empty() => {
+            Ok(SubnetEnv { networks, subnets, mtu, masquerades })
+        }
         _ => Err(missing.join(", ")),
     })
 }
@@ -147,10 +150,16 @@ mod tests {
         let all = "FLANNEL_NETWORK, FLANNEL_IPV6_NETWORK, FLANNEL_SUBNET, FLANNEL_IPV6_SUBNET, \
                    FLANNEL_MTU, FLANNEL_IPMASQ";
         assert_eq!(refusal("FOO=bar"), (ErrorCode::TRY_AGAIN, format!("FILE is missing {all}")));
-        let (code, why) = refusal("FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.1.1/24\n MTU=3");
-        assert_eq!((code, why.as_str()), (ErrorCode::TRY_AGAIN, "FILE is missing FLANNEL_MTU, FLANNEL_IPMASQ"));
+        let (code, why) =
+            refusal("FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.1.1/24\n MTU=3");
+        assert_eq!(
+            (code, why.as_str()),
+            (ErrorCode::TRY_AGAIN, "FILE is missing FLANNEL_MTU, FLANNEL_IPMASQ")
+        );
         let gone = SubnetEnv::read_file(Path::new("/nowhere/subnet.env")).unwrap_err();
-        assert!(gone.message().contains("open /nowhere/subnet.env: no such file or directory. Check"));
+        assert!(
+            gone.message().contains("open /nowhere/subnet.env: no such file or directory. Check")
+        );
         assert_eq!(gone.code(), ErrorCode::TRY_AGAIN);
     }
 
@@ -161,21 +170,34 @@ mod tests {
             ("FLANNEL_MTU=x", "strconv.ParseUint: parsing \"x\": invalid syntax"),
             ("FLANNEL_MTU=", "strconv.ParseUint: parsing \"\": invalid syntax"),
             ("FLANNEL_MTU=+1", "strconv.ParseUint: parsing \"+1\": invalid syntax"),
-            ("FLANNEL_MTU=4294967296", "strconv.ParseUint: parsing \"4294967296\": value out of range"),
+            (
+                "FLANNEL_MTU=4294967296",
+                "strconv.ParseUint: parsing \"4294967296\": value out of range",
+            ),
             ("FLANNEL_SUBNET=10.1.1.1", "invalid CIDR address: 10.1.1.1"),
             ("FLANNEL_NETWORK=10.1.0.0/16,", "invalid CIDR address: "),
         ] {
-            assert_eq!(refusal(&format!("{DUAL}{line}")), (ErrorCode::INTERNAL, why.to_owned()), "{line}");
+            assert_eq!(
+                refusal(&format!("{DUAL}{line}")),
+                (ErrorCode::INTERNAL, why.to_owned()),
+                "{line}"
+            );
         }
     }
 
     #[test]
     fn the_last_line_wins_and_booleans_are_those_of_go() {
-        let masquerades =
-            |value: &str| read(&format!("{DUAL}FLANNEL_IPMASQ={value}\nFLANNEL_MTU=0")).unwrap().masquerades;
-        for (value, expected) in
-            [("false", false), ("1", true), ("TRUE", true), ("true ", true), ("", false), ("0", false)]
-        {
+        let masquerades = |value: &str| {
+            read(&format!("{DUAL}FLANNEL_IPMASQ={value}\nFLANNEL_MTU=0")).unwrap().masquerades
+        };
+        for (value, expected) in [
+            ("false", false),
+            ("1", true),
+            ("TRUE", true),
+            ("true ", true),
+            ("", false),
+            ("0", false),
+        ] {
             assert_eq!(masquerades(value), expected, "{value:?}");
         }
     }

@@ -32,7 +32,10 @@ pub(super) enum DeviceSelector {
 impl DeviceSelector {
     /// The selector of the configuration, if any. The runtime's choice for this container has precedence over the keys
     /// of the network.
-    pub(super) fn from_config(conf: &HostDeviceConfig, sysfs: &Sysfs) -> Result<Option<DeviceSelector>> {
+    pub(super) fn from_config(
+        conf: &HostDeviceConfig,
+        sysfs: &Sysfs,
+    ) -> Result<Option<DeviceSelector>> {
         let given = |key: &Option<String>| key.clone().filter(|text| !text.is_empty());
         if let Some(id) = given(&conf.runtime_config.device_id) {
             return selector_by_device_id(id, sysfs).map(Some);
@@ -41,14 +44,17 @@ impl DeviceSelector {
             return Ok(Some(DeviceSelector::Name(name)));
         }
         if let Some(text) = given(&conf.hwaddr) {
-            let mac =
-                text.parse().map_err(|e| Error::config(format!("failed to parse MAC address \"{text}\": {e}")))?;
+            let mac = text.parse().map_err(|e| {
+                Error::config(format!("failed to parse MAC address \"{text}\": {e}"))
+            })?;
             return Ok(Some(DeviceSelector::Mac(mac)));
         }
         if let Some(path) = given(&conf.kernelpath) {
             return selector_by_kernel_path(&path).map(Some);
         }
-        given(&conf.pci_bus_id).map(|id| require_one_segment("pciBusID", id).map(DeviceSelector::Pci)).transpose()
+        given(&conf.pci_bus_id)
+            .map(|id| require_one_segment("pciBusID", id).map(DeviceSelector::Pci))
+            .transpose()
     }
 
     /// The name of a [`DeviceSelector::Name`].
@@ -72,16 +78,23 @@ impl DeviceSelector {
         match self {
             DeviceSelector::Name(name) => host_name == name || link.alt_names.contains(name),
             // The address may have been changed, unlike the permanent address.
-            DeviceSelector::Mac(mac) => link.permanent_mac.is_none_or(|permanent| permanent == *mac),
-            DeviceSelector::Pci(id) | DeviceSelector::Auxiliary(id) => {
-                link.parent.as_ref().is_none_or(|parent| parent.bus == "virtio" || parent.name == *id)
+            DeviceSelector::Mac(mac) => {
+                link.permanent_mac.is_none_or(|permanent| permanent == *mac)
             }
+            DeviceSelector::Pci(id) | DeviceSelector::Auxiliary(id) => link
+                .parent
+                .as_ref()
+                .is_none_or(|parent| parent.bus == "virtio" || parent.name == *id),
             DeviceSelector::Path(_) => true,
         }
     }
 }
 
-pub(super) fn selected_device(host: &Netlink, sysfs: &Sysfs, selector: &DeviceSelector) -> Result<Link> {
+pub(super) fn selected_device(
+    host: &Netlink,
+    sysfs: &Sysfs,
+    selector: &DeviceSelector,
+) -> Result<Link> {
     let link = match selector {
         DeviceSelector::Name(name) => host.require_link(name).map_err(|error| {
             let absent = error.is_not_found();
@@ -134,7 +147,8 @@ fn selector_by_kernel_path(text: &str) -> Result<DeviceSelector> {
     if text.starts_with("/sys/devices/") && !path.components().any(|c| c == Component::ParentDir) {
         return Ok(DeviceSelector::Path(path.to_owned()));
     }
-    let msg = format!("kernel device path \"{text}\" must be absolute and begin with /sys/devices/");
+    let msg =
+        format!("kernel device path \"{text}\" must be absolute and begin with /sys/devices/");
     Err(Error::config(msg))
 }
 
@@ -144,7 +158,8 @@ fn find_by_mac(links: &[Link], mac: MacAddress) -> Result<Link> {
     let permanent = |link: &Link| link.permanent_mac == Some(mac);
     let upper = |link: &Link| link.kind.as_deref().is_some_and(|k| UPPER_KINDS.contains(&k));
     let current = |link: &Link| link.mac == Some(mac) && !link.loopback;
-    let ranks: [&dyn Fn(&Link) -> bool; 3] = [&|l| permanent(l) && !upper(l), &|l| current(l) && !upper(l), &current];
+    let ranks: [&dyn Fn(&Link) -> bool; 3] =
+        [&|l| permanent(l) && !upper(l), &|l| current(l) && !upper(l), &current];
     for wanted in ranks {
         let found: Vec<&Link> = links.iter().filter(|link| wanted(link)).collect();
         match found[..] {
@@ -180,7 +195,10 @@ fn find_by_parent(host: &Netlink, directory: Result<PathBuf>, parents: &[String]
     directory.and_then(|directory| find_in_net_directory(host, &directory)).or_else(|error| {
         let mut links = host.dump_links()?;
         sort_by(&mut links, |a, b| a.name.cmp(&b.name));
-        links.into_iter().find(|link| link.parent.as_ref().is_some_and(|p| parents.contains(&p.name))).ok_or(error)
+        links
+            .into_iter()
+            .find(|link| link.parent.as_ref().is_some_and(|p| parents.contains(&p.name)))
+            .ok_or(error)
     })
 }
 
@@ -221,22 +239,40 @@ mod tests {
         assert_eq!(selected(&all), Ok(Some(DeviceSelector::Pci("0000:00:01.0".into()))));
         assert_eq!(selected("{}"), Ok(None));
         let auxiliary = r#"{"runtimeConfig":{"deviceID":"mlx5_core.sf.4"}}"#;
-        assert_eq!(selected(auxiliary), Ok(Some(DeviceSelector::Auxiliary("mlx5_core.sf.4".into()))));
+        assert_eq!(
+            selected(auxiliary),
+            Ok(Some(DeviceSelector::Auxiliary("mlx5_core.sf.4".into())))
+        );
     }
 
     #[test]
     fn invalid_keys_are_refused() {
         for (text, msg) in [
-            (r#"{"hwaddr":"zz"}"#, "failed to parse MAC address \"zz\": address zz: invalid MAC address"),
-            (r#"{"kernelpath":"x"}"#, "kernel device path \"x\" must be absolute and begin with /sys/devices/"),
+            (
+                r#"{"hwaddr":"zz"}"#,
+                "failed to parse MAC address \"zz\": address zz: invalid MAC address",
+            ),
+            (
+                r#"{"kernelpath":"x"}"#,
+                "kernel device path \"x\" must be absolute and begin with /sys/devices/",
+            ),
             (
                 r#"{"kernelpath":"/sys/devices/../x"}"#,
                 "kernel device path \"/sys/devices/../x\" must be absolute and begin with /sys/devices/",
             ),
             (r#"{"pciBusID":"../x"}"#, "pciBusID \"../x\" is not the name of a device"),
-            (r#"{"runtimeConfig":{"deviceID":".."}}"#, "deviceID \"..\" is not the name of a device"),
-            (r#"{"runtimeConfig":{"deviceID":"a/"}}"#, "deviceID \"a/\" is not the name of a device"),
-            (r#"{"runtimeConfig":{"deviceID":"x"}}"#, "runtime config DeviceID x not found or unsupported"),
+            (
+                r#"{"runtimeConfig":{"deviceID":".."}}"#,
+                "deviceID \"..\" is not the name of a device",
+            ),
+            (
+                r#"{"runtimeConfig":{"deviceID":"a/"}}"#,
+                "deviceID \"a/\" is not the name of a device",
+            ),
+            (
+                r#"{"runtimeConfig":{"deviceID":"x"}}"#,
+                "runtime config DeviceID x not found or unsupported",
+            ),
         ] {
             assert_eq!(selected(text).unwrap_err().message(), msg);
         }
@@ -264,7 +300,10 @@ mod tests {
         assert_eq!(found(&[vlan.clone(), link("v", "veth", (1, 0))]).unwrap(), "v");
         assert_eq!(found(std::slice::from_ref(&vlan)).unwrap(), "ens1.5", "nothing else has it");
         let twins = [link("a", "veth", (1, 0)), link("b", "veth", (1, 0))];
-        assert_eq!(found(&twins).unwrap_err().message(), "several links have the address 02:00:00:00:00:01: a, b");
+        assert_eq!(
+            found(&twins).unwrap_err().message(),
+            "several links have the address 02:00:00:00:00:01: a, b"
+        );
         assert_eq!(found(&[]).unwrap_err().message(), "failed to find physical interface");
     }
 }

@@ -18,11 +18,13 @@ use self::find::DeviceSelector;
 use self::sysfs::Sysfs;
 use crate::devices::location::DeviceSearch;
 use crate::devices::origin::HostNetwork;
-use crate::devices::record::{DeviceRecord, DeviceRecordStore, missing_device_remedy, state_for_record};
+use crate::devices::record::{
+    DeviceRecord, DeviceRecordStore, missing_device_remedy, state_for_record,
+};
 use crate::devices::transfer;
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
-    delete_and_release,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin,
+    Rollback, delete_and_release,
 };
 use crate::iface::child::{self, CheckedLink};
 use crate::iface::{ContainerNetns, verify};
@@ -70,7 +72,8 @@ impl Plugin for HostDevice {
 
     fn add(cx: &CallContext<'_>, conf: &HostDeviceConfig, req: &AddRequest) -> Result<CniResult> {
         let sysfs = Sysfs::new();
-        let selector = DeviceSelector::from_config(conf, &sysfs)?.ok_or_else(missing_selector_error)?;
+        let selector =
+            DeviceSelector::from_config(conf, &sysfs)?.ok_or_else(missing_selector_error)?;
         let netns = req.sandbox.open_netns()?;
         if let Some(pci) = selector.user_space_pci(&sysfs) {
             if conf.use_interface_network {
@@ -81,8 +84,8 @@ impl Plugin for HostDevice {
         }
         let (inside, host) = (ContainerNetns::open_in(netns)?, cx.host_netlink()?);
         let records = DeviceRecordStore::for_network(NAME, &cx.net.name);
-        let device =
-            find::selected_device(host, &sysfs, &selector).map_err(|e| explain_missing_device(e, &selector, cx))?;
+        let device = find::selected_device(host, &sysfs, &selector)
+            .map_err(|e| explain_missing_device(e, &selector, cx))?;
         transfer::require_free_names(&inside, &device, req.ifname.as_str())?;
         let l3 = cx.has_ipam();
         if l3 {
@@ -95,11 +98,15 @@ impl Plugin for HostDevice {
             network = HostNetwork::from_device(host, &device)?;
         }
         let netns_id = req.sandbox.netns_identity();
-        let record = DeviceRecord { netns_id, ..DeviceRecord::new(&req.id, &req.ifname, &req.sandbox.path, origin) };
+        let record = DeviceRecord {
+            netns_id,
+            ..DeviceRecord::new(&req.id, &req.ifname, &req.sandbox.path, origin)
+        };
         let mut undo = Rollback::new();
 
         undo.add_step(format!("give \"{}\" back", device.name), || {
-            let incomplete = DeviceSearch::for_record(&record).return_device(host, Some(netns), None)?;
+            let incomplete =
+                DeviceSearch::for_record(&record).return_device(host, Some(netns), None)?;
             records.end_attachment(record.clone(), incomplete)
         });
         records.save_record(&record)?;
@@ -120,7 +127,8 @@ impl Plugin for HostDevice {
 
     fn check(cx: &CallContext<'_>, conf: &HostDeviceConfig, req: &CheckRequest) -> Result<()> {
         let sysfs = Sysfs::new();
-        let selector = DeviceSelector::from_config(conf, &sysfs)?.ok_or_else(missing_selector_error)?;
+        let selector =
+            DeviceSelector::from_config(conf, &sysfs)?.ok_or_else(missing_selector_error)?;
         let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
         cx.if_ipam(CallContext::ipam_check)?;
         let prev = req.require_final_result()?;
@@ -154,7 +162,11 @@ impl Plugin for HostDevice {
         delete_and_release(cx, &mut failures, CallContext::ipam_gc, |failures| {
             let records = DeviceRecordStore::for_network(NAME, &cx.net.name);
             let ended = records.end_stale_attachments(req, &|record, _| {
-                DeviceSearch::for_record(record).return_device(cx.host_netlink()?, record.open_netns()?.as_ref(), None)
+                DeviceSearch::for_record(record).return_device(
+                    cx.host_netlink()?,
+                    record.open_netns()?.as_ref(),
+                    None,
+                )
             });
             failures.keep_error(ended)
         });
@@ -168,7 +180,8 @@ impl Plugin for HostDevice {
         let selector = DeviceSelector::from_config(conf, &sysfs).or_unavailable()?;
         let pci = selector.as_ref().and_then(DeviceSelector::pci_function);
         if let Some(id) = pci.filter(|id| !sysfs.device_directory("pci", id).exists()) {
-            let error = Error::new(ErrorCode::NOT_AVAILABLE, format!("there is no PCI device {id}"));
+            let error =
+                Error::new(ErrorCode::NOT_AVAILABLE, format!("there is no PCI device {id}"));
             return Err(error);
         }
         cx.usable_host_netlink()?;
@@ -209,12 +222,17 @@ fn report_user_space_pci(cx: &CallContext<'_>, req: &AddRequest, pci: &str) -> R
 }
 
 /// Finds the attachment's device and gives it back to the host.
-fn return_attached_device(cx: &CallContext<'_>, conf: &HostDeviceConfig, req: &DelRequest) -> Result<()> {
+fn return_attached_device(
+    cx: &CallContext<'_>,
+    conf: &HostDeviceConfig,
+    req: &DelRequest,
+) -> Result<()> {
     let records = DeviceRecordStore::for_network(NAME, &cx.net.name);
     let (host, netns, prev) = (cx.host_netlink()?, req.netns.as_ref(), req.prev.as_ref());
     if let Some(record) = records.find_record(req.id.as_str(), req.ifname.as_str()) {
         let netns = record.netns_of_del(netns)?;
-        let incomplete = DeviceSearch::for_record(&record).return_device(host, netns.as_ref(), prev)?;
+        let incomplete =
+            DeviceSearch::for_record(&record).return_device(host, netns.as_ref(), prev)?;
         return records.end_attachment(record, incomplete);
     }
     let sysfs = Sysfs::new();
@@ -225,10 +243,20 @@ fn return_attached_device(cx: &CallContext<'_>, conf: &HostDeviceConfig, req: &D
         return Ok(());
     }
     let configured = selector.and_then(DeviceSelector::name);
-    let may_select =
-        |link: &Link, host_name: &str| selector.is_none_or(|selector| selector.may_select(link, host_name));
-    let search = DeviceSearch { ifname: req.ifname.as_str(), origin: None, configured, may_select: &may_select };
+    let may_select = |link: &Link, host_name: &str| {
+        selector.is_none_or(|selector| selector.may_select(link, host_name))
+    };
+    let search = DeviceSearch {
+        ifname: req.ifname.as_str(),
+        origin: None,
+        configured,
+        may_select: &may_select,
+    };
     let incomplete = search.return_device(host, netns, prev)?;
     // Also removes an unreadable record.
-    incomplete.map_or(Ok(()), Err).and(records.remove_record(req.id.as_str(), req.ifname.as_str(), ""))
+    incomplete.map_or(Ok(()), Err).and(records.remove_record(
+        req.id.as_str(),
+        req.ifname.as_str(),
+        "",
+    ))
 }

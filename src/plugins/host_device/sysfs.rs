@@ -39,7 +39,8 @@ impl Sysfs {
 
     /// Whether the PCI function has a userspace driver (VFIO, UIO).
     pub(super) fn is_user_space(&self, id: &str) -> bool {
-        let driver = fs::read_link(self.device_directory("pci", id).join("driver")).unwrap_or_default();
+        let driver =
+            fs::read_link(self.device_directory("pci", id).join("driver")).unwrap_or_default();
         let name = driver.file_name().and_then(|name| name.to_str());
         name.is_some_and(|name| USER_SPACE_DRIVERS.contains(&name))
     }
@@ -47,7 +48,8 @@ impl Sysfs {
     /// The `net` directory of a PCI function; that of a virtio device is one level below.
     pub(super) fn pci_net_directory(&self, id: &str) -> Result<PathBuf> {
         let device = self.device_directory("pci", id);
-        let virtio = self.list_virtio_devices(id).into_iter().map(|name| device.join(name).join("net"));
+        let virtio =
+            self.list_virtio_devices(id).into_iter().map(|name| device.join(name).join("net"));
         let mut directories = std::iter::once(device.join("net")).chain(virtio);
         directories
             .find(|directory| directory.is_dir())
@@ -85,8 +87,9 @@ pub(super) fn shows_link(directory: &Path, link: &Link) -> bool {
 /// The names of the interfaces in a `net` directory, sorted; at least one.
 pub(super) fn list_interfaces(directory: &Path) -> Result<Vec<String>> {
     let path = directory.display();
-    let names = list_names(directory)
-        .map_err(|e| Error::internal(format!("failed to read directory {path}: {}", io_text(&e))))?;
+    let names = list_names(directory).map_err(|e| {
+        Error::internal(format!("failed to read directory {path}: {}", io_text(&e)))
+    })?;
     if names.is_empty() {
         return Err(Error::internal(format!("failed to find network device in path {path}"))
             .with_details("it may be in a container, or the driver made no network interface"));
@@ -105,7 +108,9 @@ fn list_names(directory: &Path) -> io::Result<Vec<String>> {
 
 /// Whether a text has the form `domain:bus:device.function`, in hexadecimal.
 fn is_pci_id(text: &str) -> bool {
-    let hex = |part: &str, most: usize| (1..=most).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_hexdigit());
+    let hex = |part: &str, most: usize| {
+        (1..=most).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_hexdigit())
+    };
     let parts: Vec<&str> = text.split([':', '.']).collect();
     matches!(parts[..], [domain, bus, device, function]
         if hex(domain, 8) && hex(bus, 2) && hex(device, 2) && hex(function, 1) && text.contains(':'))
@@ -138,7 +143,8 @@ mod tests {
             "bus/pci/devices/0000:00:04.0",
             "bus/pci/devices/0000:00:05.0/net",
         ]);
-        let names = |id| sysfs.pci_net_directory(id).and_then(|directory| list_interfaces(&directory));
+        let names =
+            |id| sysfs.pci_net_directory(id).and_then(|directory| list_interfaces(&directory));
         assert_eq!(names(ID).unwrap(), ["ens1", "ens2"]);
         assert_eq!(names("0000:00:03.0").unwrap(), ["eth7"]);
         assert_eq!(sysfs.list_virtio_devices("0000:00:03.0"), ["virtio4"]);
@@ -153,9 +159,13 @@ mod tests {
         let (dir, sysfs) = tree(&["bus/pci/devices/0000:3d:00.1"]);
         assert!(!sysfs.is_user_space(ID), "no driver at all");
         let driver = dir.path().join("bus/pci/devices").join(ID).join("driver");
-        for (name, expected) in
-            [("vfio-pci", true), ("igb_uio", true), ("uio_pci_generic", true), ("mlx5_core", false), ("vfio", false)]
-        {
+        for (name, expected) in [
+            ("vfio-pci", true),
+            ("igb_uio", true),
+            ("uio_pci_generic", true),
+            ("mlx5_core", false),
+            ("vfio", false),
+        ] {
             drop(fs::remove_file(&driver));
             symlink(format!("../../../../bus/pci/drivers/{name}"), &driver).unwrap();
             assert_eq!(sysfs.is_user_space(ID), expected, "{name}");
@@ -169,7 +179,8 @@ mod tests {
         let mac = MacAddress([2, 0, 0, 0, 0, 1]);
         let link = Link { name: "eth0".into(), index: 7, mac: Some(mac), ..Link::default() };
         assert!(shows_link(&found, &link), "nothing contradicts");
-        let file = |name: &str| dir.path().join("bus/pci/devices").join(ID).join("net/eth0").join(name);
+        let file =
+            |name: &str| dir.path().join("bus/pci/devices").join(ID).join("net/eth0").join(name);
         fs::write(file("ifindex"), "7\n").unwrap();
         fs::write(file("address"), "02:00:00:00:00:01\n").unwrap();
         assert!(shows_link(&found, &link));
@@ -182,16 +193,26 @@ mod tests {
 
     #[test]
     fn the_pci_function_of_a_device_is_found() {
-        let (dir, sysfs) =
-            tree(&["devices/pci0000:00/0000:00:03.0/virtio4", "bus/virtio/devices", "devices/platform/x/y"]);
+        let (dir, sysfs) = tree(&[
+            "devices/pci0000:00/0000:00:03.0/virtio4",
+            "bus/virtio/devices",
+            "devices/platform/x/y",
+        ]);
         let link = |to: &str, name: &str| {
-            symlink(dir.path().join("devices").join(to), dir.path().join("bus/virtio/devices").join(name)).unwrap();
+            symlink(
+                dir.path().join("devices").join(to),
+                dir.path().join("bus/virtio/devices").join(name),
+            )
+            .unwrap();
         };
         link("pci0000:00/0000:00:03.0/virtio4", "virtio4");
         link("platform/x/y", "y");
         let parent = |bus: &str, name: &str| ParentDevice { bus: bus.into(), name: name.into() };
         assert_eq!(sysfs.find_pci_id(&parent("pci", ID)).as_deref(), Some(ID));
-        assert_eq!(sysfs.find_pci_id(&parent("virtio", "virtio4")).as_deref(), Some("0000:00:03.0"));
+        assert_eq!(
+            sysfs.find_pci_id(&parent("virtio", "virtio4")).as_deref(),
+            Some("0000:00:03.0")
+        );
         assert_eq!(sysfs.find_pci_id(&parent("virtio", "y")), None);
         assert_eq!(sysfs.find_pci_id(&parent("virtio", "gone")), None);
     }

@@ -61,14 +61,22 @@ struct AddressAllocation<'a> {
 }
 
 impl<'a> AddressAllocation<'a> {
-    fn new(store: &'a mut LeaseStore, owner: AttachmentId<'a>, end: Option<HostVeth>) -> Result<AddressAllocation<'a>> {
+    fn new(
+        store: &'a mut LeaseStore,
+        owner: AttachmentId<'a>,
+        end: Option<HostVeth>,
+    ) -> Result<AddressAllocation<'a>> {
         let held = store.addresses_held_by(owner)?;
         let quarantined = store.quarantined_addresses();
         let reserved = Vec::new();
         Ok(AddressAllocation { store, owner, end, held, quarantined, is_blocked: false, reserved })
     }
 
-    fn allocate_or_roll_back(&mut self, sets: &[RangeSet], requested: &[IpAddr]) -> Result<Vec<IpConfig>> {
+    fn allocate_or_roll_back(
+        &mut self,
+        sets: &[RangeSet],
+        requested: &[IpAddr],
+    ) -> Result<Vec<IpConfig>> {
         let outcome = self.allocate_sets(sets, requested);
         if outcome.is_err() {
             for ip in &self.reserved {
@@ -99,12 +107,19 @@ impl<'a> AddressAllocation<'a> {
         let left: Vec<String> = wanted.iter().map(IpAddr::to_string).collect();
         let sets: Vec<String> = sets.iter().map(RangeSet::to_string).collect();
         let msg = format!("failed to allocate all requested IPs: {}", left.join(" "));
-        Err(Error::internal(msg)
-            .with_details(format!("request one address of each of these ranges: {}", sets.join(" and "))))
+        Err(Error::internal(msg).with_details(format!(
+            "request one address of each of these ranges: {}",
+            sets.join(" and ")
+        )))
     }
 
     /// Reserves an address of the set: the requested one, which the set includes, or the next free one.
-    fn allocate_from_set(&mut self, id: usize, set: &RangeSet, request: Option<IpAddr>) -> Result<IpConfig> {
+    fn allocate_from_set(
+        &mut self,
+        id: usize,
+        set: &RangeSet,
+        request: Option<IpAddr>,
+    ) -> Result<IpConfig> {
         if let Some(ip) = request.filter(|ip| set.is_gateway(*ip)) {
             return Err(Error::internal(format!("requested ip {ip} is subnet's gateway"))
                 .with_details(format!("request another address of {set}")));
@@ -142,7 +157,11 @@ impl<'a> AddressAllocation<'a> {
         Ok(IpConfig { address, gateway: Some(range.gateway), interface: None })
     }
 
-    fn reserve_free_address<'s>(&mut self, id: usize, set: &'s RangeSet) -> Result<Option<(IpAddr, &'s AddressRange)>> {
+    fn reserve_free_address<'s>(
+        &mut self,
+        id: usize,
+        set: &'s RangeSet,
+    ) -> Result<Option<(IpAddr, &'s AddressRange)>> {
         let candidates = set.candidate_addresses(self.store.last_reserved(id));
         let candidates = candidates.filter(|(ip, _)| !self.quarantined.contains_key(ip));
         let mut taken = HashSet::new();
@@ -163,7 +182,8 @@ impl<'a> AddressAllocation<'a> {
         let waits = self.quarantined.iter().filter(|(ip, _)| set.contains(**ip));
         if let Some(shortest) = waits.map(|(_, left)| left.as_secs()).min() {
             let seconds = shortest.max(1);
-            let details = format!("reuseDelay keeps back the next one for {seconds} s: try again then");
+            let details =
+                format!("reuseDelay keeps back the next one for {seconds} s: try again then");
             return error.with_code(ErrorCode::TRY_AGAIN).with_details(details);
         }
         let remedy = "\"cnibox ipam ls\" lists their owners";
@@ -180,13 +200,19 @@ impl<'a> AddressAllocation<'a> {
 
 /// Reserves the address; false if it is taken by a lease or, if leases were deleted, by an existing attachment of the
 /// network.
-fn reserve_address(store: &mut LeaseStore, owner: AttachmentId<'_>, end: Option<HostVeth>, ip: IpAddr) -> Result<bool> {
+fn reserve_address(
+    store: &mut LeaseStore,
+    owner: AttachmentId<'_>,
+    end: Option<HostVeth>,
+    ip: IpAddr,
+) -> Result<bool> {
     if !store.reserve_address(ip, owner, end)? {
         return Ok(false);
     }
     let sharing = AttachmentRecord::find_others_by_address(ip, owner);
-    let Some(AttachmentRecord { id, .. }) =
-        sharing.iter().find(|other| other.network == owner.network && other.liveness() == Liveness::Alive)
+    let Some(AttachmentRecord { id, .. }) = sharing
+        .iter()
+        .find(|other| other.network == owner.network && other.liveness() == Liveness::Alive)
     else {
         return Ok(true);
     };
@@ -265,7 +291,10 @@ mod tests {
         }
 
         fn taken(&self) -> HashSet<IpAddr> {
-            LeaseStore::open(self.dir(), "net", LeaseOptions::default()).unwrap().taken_addresses().unwrap()
+            LeaseStore::open(self.dir(), "net", LeaseOptions::default())
+                .unwrap()
+                .taken_addresses()
+                .unwrap()
         }
     }
 
@@ -323,7 +352,8 @@ mod tests {
             let node = Node::new();
             let exhausted = || {
                 is_exhausted(
-                    &LeaseListing::open_writable(node.dir(), "net", LeaseOptions::default()).unwrap(),
+                    &LeaseListing::open_writable(node.dir(), "net", LeaseOptions::default())
+                        .unwrap(),
                     &set(ranges),
                 )
             };
@@ -353,9 +383,17 @@ mod tests {
             ("10.1.0.7 2001:db8::7", Ok("10.1.0.7/24 2001:db8::7/64".to_owned())),
             ("2001:db8::7 10.0.0.6", Ok("10.0.0.6/29 2001:db8::7/64".to_owned())),
             ("10.0.0.6 10.0.0.6", Ok("10.0.0.6/29 2001:db8::2/64".to_owned())),
-            ("10.0.0.5", Err(format!("{failed} requested IP address 10.0.0.5 is not available in range set {set0}"))),
+            (
+                "10.0.0.5",
+                Err(format!(
+                    "{failed} requested IP address 10.0.0.5 is not available in range set {set0}"
+                )),
+            ),
             ("10.1.0.1", Err(format!("{failed} requested ip 10.1.0.1 is subnet's gateway"))),
-            ("10.9.0.1 10.0.0.4 10.8.0.1", Err("failed to allocate all requested IPs: 10.9.0.1 10.8.0.1".to_owned())),
+            (
+                "10.9.0.1 10.0.0.4 10.8.0.1",
+                Err("failed to allocate all requested IPs: 10.9.0.1 10.8.0.1".to_owned()),
+            ),
             ("10.0.0.4 10.0.0.3", Err("failed to allocate all requested IPs: 10.0.0.3".to_owned())),
             ("10.0.0.7", Err("failed to allocate all requested IPs: 10.0.0.7".to_owned())),
         ] {

@@ -25,7 +25,8 @@ use serde::de::DeserializeOwned;
 use self::range::{AddressRange, RangeConfig, RangeSet};
 use crate::attachment::AttachmentId;
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, addressing, reclaim,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin,
+    addressing, reclaim,
 };
 use crate::leases::{DATA_DIR, LeaseListing, LeaseOptions, LeaseStore};
 use cni::config::Args;
@@ -99,21 +100,31 @@ impl Plugin for HostLocal {
     type Conf = HostLocalConfig;
 
     fn keys() -> DecodedKeys {
-        let ipam = DecodedKeys::of_type::<HostLocalIpamConfig>().union_with(DecodedKeys::of_type::<RangeConfig>());
+        let ipam = DecodedKeys::of_type::<HostLocalIpamConfig>()
+            .union_with(DecodedKeys::of_type::<RangeConfig>());
         let ipam = ipam
             .union_with(DecodedKeys::of_type::<DataDirConfig>())
             .union_with(DecodedKeys::of_type::<LeaseStoreConfig>());
         let runtime = DecodedKeys::of_type::<HostLocalRuntimeConfig>();
-        DecodedKeys::of_type::<HostLocalConfig>().with_member("ipam", ipam).with_member("runtimeConfig", runtime)
+        DecodedKeys::of_type::<HostLocalConfig>()
+            .with_member("ipam", ipam)
+            .with_member("runtimeConfig", runtime)
     }
 
-    fn examine(cx: &CallContext<'_>, conf: &HostLocalConfig, remarks: &mut ConfigRemarks) -> Result<()> {
+    fn examine(
+        cx: &CallContext<'_>,
+        conf: &HostLocalConfig,
+        remarks: &mut ConfigRemarks,
+    ) -> Result<()> {
         let HostLocalPlan { ipam, sets, warnings, .. } = HostLocalPlan::before_add(cx, conf)?;
         remarks.warnings.extend(warnings);
         remarks.warnings.extend(conf.stray_key_warning()?);
         let of = |address| IpConfig { address, gateway: None, interface: None };
-        let ips: Vec<IpConfig> =
-            sets.iter().filter_map(|set| set.ranges().first().map(|range| range.subnet)).map(of).collect();
+        let ips: Vec<IpConfig> = sets
+            .iter()
+            .filter_map(|set| set.ranges().first().map(|range| range.subnet))
+            .map(of)
+            .collect();
         remarks.warnings.extend(addressing::route_warnings(&ips, &ipam.routes));
         for range in sets.iter().flat_map(RangeSet::ranges) {
             let AddressRange { subnet, gateway, .. } = range;
@@ -140,9 +151,11 @@ impl Plugin for HostLocal {
         } else {
             resolv::read_file(Path::new(&plan.ipam.resolv_conf))?
         };
-        let mut store = LeaseStore::open(&conf.data_dir(cx)?, cx.net.name.as_str(), conf.lease_options(cx)?)?;
+        let mut store =
+            LeaseStore::open(&conf.data_dir(cx)?, cx.net.name.as_str(), conf.lease_options(cx)?)?;
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
-        let ips = allocate::allocate_all(&mut store, &plan.sets, &plan.requested, owner, cx.host_end())?;
+        let ips =
+            allocate::allocate_all(&mut store, &plan.sets, &plan.requested, owner, cx.host_end())?;
         Ok(CniResult { ips, routes: plan.ipam.routes, dns, ..CniResult::new() })
     }
 
@@ -153,9 +166,8 @@ impl Plugin for HostLocal {
         let addresses = store.map_or(Ok(Vec::new()), |mut store| store.addresses_held_by(owner))?;
         if addresses.is_empty() {
             let msg = format!("host-local: Failed to find address added by container {}", req.id);
-            return Err(
-                Error::internal(msg).with_details("its lease has been deleted: restart the container to get another")
-            );
+            return Err(Error::internal(msg)
+                .with_details("its lease has been deleted: restart the container to get another"));
         }
         Ok(())
     }
@@ -166,10 +178,9 @@ impl Plugin for HostLocal {
         }
         let mut failures = Failures::new();
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
-        failures.keep_error(
-            conf.open_store(cx)
-                .and_then(|store| store.map_or(Ok(Vec::new()), |mut store| store.release_attachment(owner))),
-        );
+        failures.keep_error(conf.open_store(cx).and_then(|store| {
+            store.map_or(Ok(Vec::new()), |mut store| store.release_attachment(owner))
+        }));
         failures.keep_error(reclaim::release_recorded_leases(owner, &[&conf.data_dir(cx)?]));
         failures.into_result()
     }
@@ -207,8 +218,12 @@ impl Plugin for HostLocal {
 
     fn status(cx: &CallContext<'_>, conf: &HostLocalConfig) -> Result<()> {
         let plan = HostLocalPlan::before_add(cx, conf)?;
-        let listing = LeaseListing::open_writable(&conf.data_dir(cx)?, cx.net.name.as_str(), conf.lease_options(cx)?)
-            .or_unavailable()?;
+        let listing = LeaseListing::open_writable(
+            &conf.data_dir(cx)?,
+            cx.net.name.as_str(),
+            conf.lease_options(cx)?,
+        )
+        .or_unavailable()?;
         match plan.sets.iter().find(|set| allocate::is_exhausted(&listing, set)) {
             None => Ok(()),
             Some(set) => {
@@ -258,7 +273,11 @@ impl HostLocalConfig {
 
     /// The lease store of the network, if it exists.
     fn open_store(&self, cx: &CallContext<'_>) -> Result<Option<LeaseStore>> {
-        LeaseStore::open_existing(&self.data_dir(cx)?, cx.net.name.as_str(), self.lease_options(cx)?)
+        LeaseStore::open_existing(
+            &self.data_dir(cx)?,
+            cx.net.name.as_str(),
+            self.lease_options(cx)?,
+        )
     }
 }
 
@@ -281,7 +300,11 @@ impl HostLocalPlan {
         HostLocalPlan::build_plan(cx, conf, cx.net.wants_capability("ipRanges"))
     }
 
-    fn build_plan(cx: &CallContext<'_>, conf: &HostLocalConfig, is_supplied: bool) -> Result<HostLocalPlan> {
+    fn build_plan(
+        cx: &CallContext<'_>,
+        conf: &HostLocalConfig,
+        is_supplied: bool,
+    ) -> Result<HostLocalPlan> {
         let ipam: HostLocalIpamConfig = conf.decode_ipam()?;
         let dir = conf.data_dir(cx)?;
         if dir.is_relative() {
@@ -295,7 +318,11 @@ impl HostLocalPlan {
         let requested = from_env.into_iter().chain(args.cni.ips).chain(runtime.ips).collect();
         let confs = collect_range_configs(conf, &ipam, runtime.ip_ranges)?;
         let warnings = confs.iter().flatten().flat_map(RangeConfig::address_warnings).collect();
-        let sets = if is_supplied && confs.is_empty() { Vec::new() } else { RangeSet::all_from_configs(&confs)? };
+        let sets = if is_supplied && confs.is_empty() {
+            Vec::new()
+        } else {
+            RangeSet::all_from_configs(&confs)?
+        };
         cx.require_one_per_family(sets.iter().map(RangeSet::is_ipv4))?;
         range::check_overlaps(&sets)?;
         Ok(HostLocalPlan { ipam, sets, requested, warnings })

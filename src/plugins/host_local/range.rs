@@ -49,7 +49,11 @@ pub struct RangeSet(Vec<AddressRange>);
 impl RangeConfig {
     /// The addresses of the range, with their key, that no host can have.
     fn reserved_addresses(&self) -> impl Iterator<Item = (&'static str, IpAddr, &'static str)> {
-        let keys = [("rangeStart", self.range_start), ("rangeEnd", self.range_end), ("gateway", self.gateway)];
+        let keys = [
+            ("rangeStart", self.range_start),
+            ("rangeEnd", self.range_end),
+            ("gateway", self.gateway),
+        ];
         keys.into_iter().filter_map(|(key, ip)| {
             let (ip, subnet) = (ip?, self.subnet?);
             Some((key, ip, addressing::reserved_address_kind(ip, subnet)?))
@@ -60,7 +64,9 @@ impl RangeConfig {
     pub fn address_warnings(&self) -> Vec<Error> {
         self.reserved_addresses()
             .map(|(key, ip, what)| {
-                let msg = format!("{key} {ip} is the {what} address of the subnet, which no host can have");
+                let msg = format!(
+                    "{key} {ip} is the {what} address of the subnet, which no host can have"
+                );
                 let remedy = match key {
                     "gateway" => "choose an address between the two ends of the subnet",
                     _ => "it is left out; choose the address beside it",
@@ -94,7 +100,8 @@ impl AddressRange {
         // IPv6 has no broadcast address.
         let last = address_bits(subnet.broadcast()) - u128::from(subnet.addr().is_ipv4());
         let end = conf.range_end.unwrap_or_else(|| address_from_bits(last, subnet));
-        let outside = |what: &str, ip| Error::config(format!("{what} {ip} not in network {subnet}"));
+        let outside =
+            |what: &str, ip| Error::config(format!("{what} {ip} not in network {subnet}"));
         let remedy = "choose an address of the subnet";
         if !subnet.contains(&start) {
             return Err(outside("RangeStart", start).with_details(remedy));
@@ -108,11 +115,18 @@ impl AddressRange {
             return Err(outside("RangeEnd", end).with_details(remedy));
         }
         let is_reserved = |ip| addressing::reserved_address_kind(ip, subnet).is_some();
-        let start = if is_reserved(start) { address_from_bits(address_bits(start) + 1, subnet) } else { start };
-        let end = if is_reserved(end) { address_from_bits(address_bits(end) - 1, subnet) } else { end };
+        let start = if is_reserved(start) {
+            address_from_bits(address_bits(start) + 1, subnet)
+        } else {
+            start
+        };
+        let end =
+            if is_reserved(end) { address_from_bits(address_bits(end) - 1, subnet) } else { end };
         if end < start {
-            return Err(Error::config(format!("the range has no address that a host of {subnet} can have"))
-                .with_details(remedy));
+            return Err(Error::config(format!(
+                "the range has no address that a host of {subnet} can have"
+            ))
+            .with_details(remedy));
         }
         Ok(AddressRange { subnet, start, end, gateway: conf.gateway.unwrap_or(first) })
     }
@@ -163,7 +177,9 @@ impl RangeSet {
         }
         sets.iter()
             .enumerate()
-            .map(|(i, set)| RangeSet::from_configs(set).context(|| format!("invalid range set {i}")))
+            .map(|(i, set)| {
+                RangeSet::from_configs(set).context(|| format!("invalid range set {i}"))
+            })
             .collect()
     }
 
@@ -197,7 +213,10 @@ impl RangeSet {
 
     /// All addresses to allocate, with their ranges: those after `last`, range by range, then from the start up to and
     /// including `last`.
-    pub fn candidate_addresses(&self, last: Option<IpAddr>) -> impl Iterator<Item = (IpAddr, &AddressRange)> {
+    pub fn candidate_addresses(
+        &self,
+        last: Option<IpAddr>,
+    ) -> impl Iterator<Item = (IpAddr, &AddressRange)> {
         let ranges = &self.0;
         let found = last.and_then(|ip| Some((ranges.iter().position(|r| r.contains(ip))?, ip)));
         // Without `last` the order begins after the end of the last range.
@@ -282,10 +301,30 @@ mod tests {
             ("192.0.2.0/24", "192.0.2.1", "192.0.2.254", "192.0.2.1"),
             ("192.0.2.0/25", "192.0.2.1", "192.0.2.126", "192.0.2.1"),
             ("192.0.2.0/30", "192.0.2.1", "192.0.2.2", "192.0.2.1"),
-            ("2001:db8:1::/64", "2001:db8:1::1", "2001:db8:1::ffff:ffff:ffff:ffff", "2001:db8:1::1"),
-            ("192.0.2.0/24 192.0.2.40 192.0.2.50 192.0.2.254", "192.0.2.40", "192.0.2.50", "192.0.2.254"),
-            ("192.0.2.0/24 192.0.2.0 192.0.2.255 2001:db8::1", "192.0.2.1", "192.0.2.254", "2001:db8::1"),
-            ("2001:db8:1::/64 2001:db8:1:: 2001:db8:1::9", "2001:db8:1::1", "2001:db8:1::9", "2001:db8:1::1"),
+            (
+                "2001:db8:1::/64",
+                "2001:db8:1::1",
+                "2001:db8:1::ffff:ffff:ffff:ffff",
+                "2001:db8:1::1",
+            ),
+            (
+                "192.0.2.0/24 192.0.2.40 192.0.2.50 192.0.2.254",
+                "192.0.2.40",
+                "192.0.2.50",
+                "192.0.2.254",
+            ),
+            (
+                "192.0.2.0/24 192.0.2.0 192.0.2.255 2001:db8::1",
+                "192.0.2.1",
+                "192.0.2.254",
+                "2001:db8::1",
+            ),
+            (
+                "2001:db8:1::/64 2001:db8:1:: 2001:db8:1::9",
+                "2001:db8:1::1",
+                "2001:db8:1::9",
+                "2001:db8:1::1",
+            ),
         ] {
             let range = AddressRange::from_config(&conf(text)).unwrap();
             let want = (ip(start), ip(end), ip(gateway));
@@ -303,14 +342,38 @@ mod tests {
             ("::ffff:192.0.2.0/120", "IPNet IP and Mask version mismatch".to_owned()),
             ("192.0.2.12/24", format!("{host_bits} 24 the network address is 192.0.2.0")),
             ("192.0.3.0/23", format!("{host_bits} 23 the network address is 192.0.2.0")),
-            ("2001:db8:1::24:19a/64", format!("{host_bits} 64 the network address is 2001:db8:1::")),
-            ("2001:db8::24:19:1f:0/63", format!("{host_bits} 63 the network address is 2001:db8::")),
-            ("192.0.2.0/24 192.0.3.0", "RangeStart 192.0.3.0 not in network 192.0.2.0/24".to_owned()),
-            ("192.0.2.0/24 2001:db8::1", "RangeStart 2001:db8::1 not in network 192.0.2.0/24".to_owned()),
-            ("192.0.2.0/24 - 192.0.4.0", "RangeEnd 192.0.4.0 not in network 192.0.2.0/24".to_owned()),
-            ("192.0.2.0/24 - 2001:db8::1", "RangeEnd 2001:db8::1 not in network 192.0.2.0/24".to_owned()),
-            ("192.0.2.0/24 - 192.0.2.0", "RangeEnd 192.0.2.0 not in network 192.0.2.0/24".to_owned()),
-            ("192.0.2.0/24 192.0.2.50 192.0.2.40", "RangeStart 192.0.2.50 not in network 192.0.2.0/24".to_owned()),
+            (
+                "2001:db8:1::24:19a/64",
+                format!("{host_bits} 64 the network address is 2001:db8:1::"),
+            ),
+            (
+                "2001:db8::24:19:1f:0/63",
+                format!("{host_bits} 63 the network address is 2001:db8::"),
+            ),
+            (
+                "192.0.2.0/24 192.0.3.0",
+                "RangeStart 192.0.3.0 not in network 192.0.2.0/24".to_owned(),
+            ),
+            (
+                "192.0.2.0/24 2001:db8::1",
+                "RangeStart 2001:db8::1 not in network 192.0.2.0/24".to_owned(),
+            ),
+            (
+                "192.0.2.0/24 - 192.0.4.0",
+                "RangeEnd 192.0.4.0 not in network 192.0.2.0/24".to_owned(),
+            ),
+            (
+                "192.0.2.0/24 - 2001:db8::1",
+                "RangeEnd 2001:db8::1 not in network 192.0.2.0/24".to_owned(),
+            ),
+            (
+                "192.0.2.0/24 - 192.0.2.0",
+                "RangeEnd 192.0.2.0 not in network 192.0.2.0/24".to_owned(),
+            ),
+            (
+                "192.0.2.0/24 192.0.2.50 192.0.2.40",
+                "RangeStart 192.0.2.50 not in network 192.0.2.0/24".to_owned(),
+            ),
             (
                 "192.0.2.0/24 192.0.2.255 192.0.2.255",
                 "the range has no address that a host of 192.0.2.0/24 can have".to_owned(),
@@ -355,7 +418,8 @@ mod tests {
     #[test]
     fn sets_are_checked_inside_and_against_each_other() {
         let resolve = |sets: &[&[&str]]| {
-            let confs: Vec<Vec<_>> = sets.iter().map(|set| set.iter().map(|text| conf(text)).collect()).collect();
+            let confs: Vec<Vec<_>> =
+                sets.iter().map(|set| set.iter().map(|text| conf(text)).collect()).collect();
             let sets = RangeSet::all_from_configs(&confs)?;
             check_overlaps(&sets).map(|()| sets)
         };
@@ -363,12 +427,18 @@ mod tests {
             (&[] as &[&[&str]], "no IP ranges specified"),
             (&[&["10.0.0.0/24"], &[]], "invalid range set 1: empty range set"),
             (&[&["10.0.0.0/24", "::/64"]], "invalid range set 0: mixed address families"),
-            (&[&["10.0.0.0/24", "10.0.0.0/31"]], "invalid range set 0: Network 10.0.0.0/31 too small to allocate from"),
+            (
+                &[&["10.0.0.0/24", "10.0.0.0/31"]],
+                "invalid range set 0: Network 10.0.0.0/31 too small to allocate from",
+            ),
             (
                 &[&["10.0.0.0/20", "10.0.0.0/24"]],
                 "invalid range set 0: subnets 10.0.0.1-10.0.15.254 and 10.0.0.1-10.0.0.254 overlap",
             ),
-            (&[&["10.0.0.0/24"], &["::/64"], &["10.0.1.0/24", "10.0.0.0/25"]], "range set 0 overlaps with 2"),
+            (
+                &[&["10.0.0.0/24"], &["::/64"], &["10.0.1.0/24", "10.0.0.0/25"]],
+                "range set 0 overlaps with 2",
+            ),
         ] {
             assert_eq!(resolve(sets).unwrap_err().message(), message);
         }
@@ -402,7 +472,8 @@ mod tests {
             ),
         ] {
             let last = (last != "-").then(|| ip(last));
-            let got: Vec<String> = set(texts).candidate_addresses(last).map(|(ip, _)| ip.to_string()).collect();
+            let got: Vec<String> =
+                set(texts).candidate_addresses(last).map(|(ip, _)| ip.to_string()).collect();
             assert_eq!(got.join(" "), want, "{texts:?} after {last:?}");
         }
     }

@@ -14,7 +14,10 @@ const MAX_LINE: usize = 64 * 1024;
 
 /// Reads a file of at most 1 MiB. Its values are not validated.
 pub fn read_file(path: &Path) -> Result<DnsConfig> {
-    parse_lines(&files::read_text(path, MAX_SIZE).map_err(|e| Error::io(format_args!("open {}", path.display()), &e))?)
+    parse_lines(
+        &files::read_text(path, MAX_SIZE)
+            .map_err(|e| Error::io(format_args!("open {}", path.display()), &e))?,
+    )
 }
 
 /// Parses the lines; of several domains the last one counts. Unknown keywords are ignored.

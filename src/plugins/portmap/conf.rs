@@ -96,12 +96,15 @@ impl PortmapConfig {
     /// Refuses keys for the other back end only.
     pub(super) fn require_keys_of(&self, backend: RuleBackend) -> Result<()> {
         let is_iptables = backend == RuleBackend::Iptables;
-        let (name, other) = if is_iptables { ("iptables", "nftables") } else { ("nftables", "iptables") };
+        let (name, other) =
+            if is_iptables { ("iptables", "nftables") } else { ("nftables", "iptables") };
         let mut foreign = Vec::new();
         if !is_iptables && self.external_set_mark_chain.is_some() {
             foreign.push("externalSetMarkChain");
         }
-        for (key, words) in [("conditionsV4", &self.conditions_v4), ("conditionsV6", &self.conditions_v6)] {
+        for (key, words) in
+            [("conditionsV4", &self.conditions_v4), ("conditionsV6", &self.conditions_v6)]
+        {
             let first = words.first().filter(|first| !first.is_empty());
             if first.is_some_and(|first| first.starts_with(['-', '!']) != is_iptables) {
                 foreign.push(key);
@@ -113,7 +116,11 @@ impl PortmapConfig {
                 "{name} backend was requested but configuration contains {other}-specific options [{keys}]"
             )));
         }
-        if is_iptables { self.require_iptables_words() } else { self.nftables_conditions(backend).map(drop) }
+        if is_iptables {
+            self.require_iptables_words()
+        } else {
+            self.nftables_conditions(backend).map(drop)
+        }
     }
 
     /// Validates the words that are passed to iptables.
@@ -131,7 +138,8 @@ impl PortmapConfig {
             return Ok(MappingConditions::default());
         }
         let ports = self.runtime_config.port_mappings.len().max(1);
-        let parsed = MappingConditions::parse(&self.conditions_v4, &self.conditions_v6, MOST_RULES / ports);
+        let parsed =
+            MappingConditions::parse(&self.conditions_v4, &self.conditions_v6, MOST_RULES / ports);
         parsed.map_err(|(family, why)| {
             let key = if family == IpFamily::V4 { "conditionsV4" } else { "conditionsV6" };
             match why {
@@ -143,10 +151,10 @@ impl PortmapConfig {
                          \"iptables\"",
                     )
                 }
-                ConditionRefusal::TooMany => {
-                    Error::config(format!("\"{key}\": more than {MOST_RULES} rules for {ports} ports"))
-                        .with_details("each list in braces multiplies the rules: write larger subnets")
-                }
+                ConditionRefusal::TooMany => Error::config(format!(
+                    "\"{key}\": more than {MOST_RULES} rules for {ports} ports"
+                ))
+                .with_details("each list in braces multiplies the rules: write larger subnets"),
             }
         })
     }
@@ -175,7 +183,10 @@ impl PortmapConfig {
         for mapping in &self.runtime_config.port_mappings {
             let mapping = mapping.to_mapped_port()?;
             let shared = |other: &MappedPort| other.shares_port_with(&mapping);
-            if all.iter().any(|other| shared(other) && other.container_port != mapping.container_port) {
+            if all
+                .iter()
+                .any(|other| shared(other) && other.container_port != mapping.container_port)
+            {
                 let (port, proto) = (mapping.host_port, mapping.proto);
                 let msg = format!("host port {port}/{proto} is mapped to two container ports");
                 return Err(Error::config(msg).with_details(
@@ -207,7 +218,8 @@ impl PortMappingConfig {
             "udp" => TransportProtocol::Udp,
             "sctp" => TransportProtocol::Sctp,
             _ => {
-                let msg = format!("invalid protocol \"{}\" of host port {host_port}", self.protocol);
+                let msg =
+                    format!("invalid protocol \"{}\" of host port {host_port}", self.protocol);
                 return Err(Error::config(msg).with_details("use tcp, udp or sctp"));
             }
         };
@@ -218,8 +230,8 @@ impl PortMappingConfig {
         if self.host_ip.is_empty() {
             return Ok(ListenAddresses::Everywhere);
         }
-        let addr: IpAddr =
-            ip::parse_ip(&self.host_ip).map_err(|_| Error::config(format!("invalid hostIP \"{}\"", self.host_ip)))?;
+        let addr: IpAddr = ip::parse_ip(&self.host_ip)
+            .map_err(|_| Error::config(format!("invalid hostIP \"{}\"", self.host_ip)))?;
         let family = ListenAddresses::Family(IpFamily::of_address(addr));
         Ok(if addr.is_unspecified() { family } else { ListenAddresses::Address(addr) })
     }

@@ -18,13 +18,17 @@ use ipnet::IpNet;
 
 pub use self::conf::PortmapConfig;
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback, port_owner,
-    require_prev_result,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback,
+    port_owner, require_prev_result,
 };
 use crate::netfilter::ports::conditions::MappingConditions;
-use crate::netfilter::ports::{self, MappedPort, PortmapPart, RECORDS, SourceTranslation, TakenPort, flows};
+use crate::netfilter::ports::{
+    self, MappedPort, PortmapPart, RECORDS, SourceTranslation, TakenPort, flows,
+};
 use crate::netfilter::reconcile::check_attachment;
-use crate::netfilter::{AttachmentId, IpFamily, PacketFilter, PacketFilterWatch, RuleBackend, localhost};
+use crate::netfilter::{
+    AttachmentId, IpFamily, PacketFilter, PacketFilterWatch, RuleBackend, localhost,
+};
 use crate::repairs::RepairFindings;
 use crate::sysctl;
 use cni::error::{Error, ErrorContext, Result};
@@ -43,7 +47,11 @@ impl Plugin for Portmap {
     const REPAIRS: bool = true;
     type Conf = PortmapConfig;
 
-    fn examine(cx: &CallContext<'_>, conf: &PortmapConfig, remarks: &mut ConfigRemarks) -> Result<()> {
+    fn examine(
+        cx: &CallContext<'_>,
+        conf: &PortmapConfig,
+        remarks: &mut ConfigRemarks,
+    ) -> Result<()> {
         if !cx.net.wants_capability("portMappings") {
             let msg = "no port is mapped: the capability is not enabled";
             let remedy = "add \"capabilities\": {\"portMappings\": true}";
@@ -67,7 +75,8 @@ impl Plugin for Portmap {
         let backend = conf.choose_backend(filter).context(|| "failed to parse config")?;
         conf.ineffective_key(backend).iter().for_each(|warning| warn!("{warning}"));
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
-        let mut forward = build_forwarding(conf, backend, mappings, first_addresses(prev, owner.ifname))?;
+        let mut forward =
+            build_forwarding(conf, backend, mappings, first_addresses(prev, owner.ifname))?;
         let mut undo = Rollback::new();
         let localnet = localnet_keys(cx, conf, &forward.targets, prev)?;
         forward.localnet = !localnet.is_empty();
@@ -103,9 +112,8 @@ impl Plugin for Portmap {
         })?;
         for key in localnet_keys(cx, conf, &targets, prev)? {
             if sysctl::read_value(&key)? != "1" {
-                return Err(
-                    Error::internal(format!("sysctl {key} is not 1")).with_details(format!("sysctl -w {key}=1"))
-                );
+                return Err(Error::internal(format!("sysctl {key} is not 1"))
+                    .with_details(format!("sysctl -w {key}=1")));
             }
         }
         localhost::require_closed(filter)
@@ -182,7 +190,11 @@ fn build_forwarding(
 /// Creates the mappings. A port of a container that is gone is reclaimed. For a port of a container that may be alive,
 /// ADD waits: the container may be about to be deleted, as when a pod is replaced by force. Returns a port that
 /// another container keeps.
-fn create_mappings(filter: &PacketFilter, owner: AttachmentId<'_>, forward: &PortmapPart) -> Result<Option<TakenPort>> {
+fn create_mappings(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    forward: &PortmapPart,
+) -> Result<Option<TakenPort>> {
     let until = Instant::now() + TIMEOUT;
     let mut watch: Option<PacketFilterWatch> = None;
     while let Some(taken) = ports::add_mappings(filter, owner, forward)? {
@@ -204,8 +216,10 @@ fn first_addresses(prev: &CniResult, ifname: &str) -> Vec<IpNet> {
     IpFamily::BOTH
         .into_iter()
         .filter_map(|family| {
-            let mine =
-                |ip: &&IpConfig| IpFamily::of_address(ip.address.addr()) == family && is_of_interface(ip, prev, ifname);
+            let mine = |ip: &&IpConfig| {
+                IpFamily::of_address(ip.address.addr()) == family
+                    && is_of_interface(ip, prev, ifname)
+            };
             prev.ips.iter().find(mine).map(|ip| ip.address)
         })
         .collect()

@@ -17,8 +17,8 @@ use serde::Deserialize;
 use self::plan::{RoutingPlan, RuleSource};
 use crate::files::lock::FileLock;
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
-    require_prev_result,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin,
+    Rollback, require_prev_result,
 };
 use crate::iface::{ContainerNetns, tables, verify};
 use crate::netlink::{KernelRoute, Link, Netlink, PolicyRule, RT_TABLE_MAIN, RouteFilter};
@@ -65,7 +65,8 @@ impl SbrConfig {
         }
         let mut gateways: Vec<IpAddr> = Vec::new();
         for text in &self.gateways {
-            let gw = parse_ip(text).map_err(|_| Error::config(format!("invalid static gateway IP address: {text}")))?;
+            let gw = parse_ip(text)
+                .map_err(|_| Error::config(format!("invalid static gateway IP address: {text}")))?;
             if let Some(other) = gateways.iter().find(|other| other.is_ipv4() == gw.is_ipv4()) {
                 let family = if gw.is_ipv4() { "IPv4" } else { "IPv6" };
                 return Err(Error::config(format!(
@@ -90,7 +91,8 @@ impl Plugin for Sbr {
 
     fn add(_: &CallContext<'_>, conf: &SbrConfig, req: &AddRequest) -> Result<CniResult> {
         let (table, gateways) = (conf.parse_table()?, conf.parse_gateways()?);
-        let prev = require_prev_result(req.prev.as_ref(), "This plugin must be called as chained plugin")?;
+        let prev =
+            require_prev_result(req.prev.as_ref(), "This plugin must be called as chained plugin")?;
         let ips = interface_addresses(prev, &req.ifname)?;
         let netns = req.sandbox.open_netns()?;
         let inside = ContainerNetns::open_in(netns)?;
@@ -100,7 +102,9 @@ impl Plugin for Sbr {
             RoutingPlan::for_managed_table(netlink, &ips, table)?
         } else {
             let link = netlink.find_link(req.ifname.as_str())?;
-            let link = link.ok_or_else(|| Error::internal(format!("Cannot find network interface {}", req.ifname)))?;
+            let link = link.ok_or_else(|| {
+                Error::internal(format!("Cannot find network interface {}", req.ifname))
+            })?;
             RoutingPlan::for_own_tables(netlink, link, &ips, &gateways)?
         };
         let mut undo = Rollback::new();
@@ -118,14 +122,18 @@ impl Plugin for Sbr {
         let netlink = &inside.netlink;
         let link = inside.require_link(req.ifname.as_str())?;
         let routes = netlink.dump_routes(&RouteFilter::default())?;
-        let own: Vec<&KernelRoute> = routes.iter().filter(|route| tables::uses_only_link(route, link.index)).collect();
+        let own: Vec<&KernelRoute> =
+            routes.iter().filter(|route| tables::uses_only_link(route, link.index)).collect();
         let rules = netlink.dump_rules()?;
         for ip in ips {
             let addr = ip.address.addr();
-            let is_own = |found| table.map_or_else(|| is_own_table(found, &routes, Some(&link)), |t| t == found);
+            let is_own = |found| {
+                table.map_or_else(|| is_own_table(found, &routes, Some(&link)), |t| t == found)
+            };
             let is_wanted = |rule: &&PolicyRule| is_rule_from(rule, addr) && is_own(rule.table);
             let rule = rules.iter().find(is_wanted).ok_or_else(|| {
-                let to = table.map_or("a table of its own".into(), |table| format!("the table {table}"));
+                let to =
+                    table.map_or("a table of its own".into(), |table| format!("the table {table}"));
                 Error::internal(format!("sbr: no rule from {addr} to {to}"))
             })?;
             if table.is_none() {
@@ -176,7 +184,10 @@ impl Plugin for Sbr {
 }
 
 /// The addresses of the interface in a result. Addresses without a valid interface index are included.
-fn interface_addresses<'r>(prev: &'r CniResult, ifname: &InterfaceName) -> Result<Vec<&'r IpConfig>> {
+fn interface_addresses<'r>(
+    prev: &'r CniResult,
+    ifname: &InterfaceName,
+) -> Result<Vec<&'r IpConfig>> {
     if prev.ips.is_empty() {
         let msg = format!("No IP addresses supplied on interface: {ifname}");
         return Err(Error::internal(msg));
@@ -225,12 +236,15 @@ fn find_own_rules(
         Some(table) => rule.table == table,
         None => is_own_table(rule.table, &routes, link),
     });
-    let reported = req.prev.as_ref().map(|prev| interface_addresses(prev, &req.ifname).unwrap_or_default());
+    let reported =
+        req.prev.as_ref().map(|prev| interface_addresses(prev, &req.ifname).unwrap_or_default());
     let mut addrs: Vec<IpAddr> = reported.iter().flatten().map(|ip| ip.address.addr()).collect();
     if let Some(link) = link {
         addrs.extend(netlink.dump_addresses(link.index)?.iter().map(|addr| addr.net.addr()));
     }
-    if reported.is_some() || addrs.iter().any(|addr| !matches!(addr, IpAddr::V6(v6) if v6.is_unicast_link_local())) {
+    if reported.is_some()
+        || addrs.iter().any(|addr| !matches!(addr, IpAddr::V6(v6) if v6.is_unicast_link_local()))
+    {
         rules.retain(|rule| addrs.iter().any(|addr| is_rule_from(rule, *addr)));
         return Ok(rules);
     }
@@ -271,13 +285,19 @@ fn move_routes_back(
     let is_in_main = |table: Option<u32>| table.is_none_or(|t| t == 0 || t == RT_TABLE_MAIN);
     tables::return_to_main_table(netlink, link, rule.table, |route| {
         let mut reported = req.prev.iter().flat_map(|prev| &prev.routes);
-        route.dst.prefix_len() != 0 || reported.any(|told| told.dst == route.dst && is_in_main(told.table))
+        route.dst.prefix_len() != 0
+            || reported.any(|told| told.dst == route.dst && is_in_main(told.table))
     })
     .context(|| format!("empty the table {}", rule.table))
 }
 
 /// Verifies that the interface's `own` routes include the default route of the address's table.
-fn verify_default_route(source: &RuleSource, gateways: &[IpAddr], own: &[&KernelRoute], name: &str) -> Result<()> {
+fn verify_default_route(
+    source: &RuleSource,
+    gateways: &[IpAddr],
+    own: &[&KernelRoute],
+    name: &str,
+) -> Result<()> {
     let Some(gateway) = source.gateway else { return Ok(()) };
     // A default route of the main table overrides the address's own gateway.
     let is_exact = gateways.contains(&gateway);
@@ -298,8 +318,9 @@ fn verify_default_route(source: &RuleSource, gateways: &[IpAddr], own: &[&Kernel
 fn verify_source_hint(source: &RuleSource, own: &[&KernelRoute]) -> Result<()> {
     let Some(network) = source.source_network() else { return Ok(()) };
     // One of the addresses in the subnet is the source.
-    let is_hint =
-        |route: &&KernelRoute| route.table == Some(RT_TABLE_MAIN) && route.dst == network && route.src.is_some();
+    let is_hint = |route: &&KernelRoute| {
+        route.table == Some(RT_TABLE_MAIN) && route.dst == network && route.src.is_some()
+    };
     if own.iter().any(is_hint) {
         return Ok(());
     }
@@ -343,7 +364,10 @@ mod tests {
         assert_eq!(conf(r#"{"table":70000}"#).parse_table(), Ok(Some(70_000)));
         assert_eq!(conf(r#"{"table":7,"gateways":["x"]}"#).parse_gateways(), Ok(vec![]));
         for table in ["0", "-1", "4294967296"] {
-            assert_eq!(refusal(&format!(r#"{{"table":{table}}}"#)), format!("invalid table {table}"));
+            assert_eq!(
+                refusal(&format!(r#"{{"table":{table}}}"#)),
+                format!("invalid table {table}")
+            );
         }
     }
 
@@ -358,7 +382,9 @@ mod tests {
         let ips = interface_addresses(&prev, &InterfaceName::parse("net1").unwrap()).unwrap();
         let ips: Vec<_> = ips.iter().map(|ip| ip.address.to_string()).collect();
         assert_eq!(ips, ["10.2.0.2/24", "10.3.0.2/24", "10.4.0.2/24", "10.5.0.2/24"]);
-        let nothing = interface_addresses(&CniResult::new(), &InterfaceName::parse("net1").unwrap()).unwrap_err();
+        let nothing =
+            interface_addresses(&CniResult::new(), &InterfaceName::parse("net1").unwrap())
+                .unwrap_err();
         assert_eq!(nothing.message(), "No IP addresses supplied on interface: net1");
     }
 }

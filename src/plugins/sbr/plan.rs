@@ -7,7 +7,9 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use super::{FIRST_TABLE, is_own_table, is_rule_from};
 use crate::iface::ON_LINK;
 use crate::iface::tables::{self, RoutingTables};
-use crate::netlink::{KernelRoute, Link, Netlink, PolicyRule, RT_TABLE_MAIN, RouteAddMode, RouteFilter};
+use crate::netlink::{
+    KernelRoute, Link, Netlink, PolicyRule, RT_TABLE_MAIN, RouteAddMode, RouteFilter,
+};
 use cni::IpConfig;
 use cni::error::{ErrorContext, Result};
 
@@ -23,7 +25,8 @@ pub(super) struct RuleSource {
 impl RuleSource {
     pub(super) fn new(ip: &IpConfig, gateways: &[IpAddr], table: u32) -> RuleSource {
         let v4 = ip.address.addr().is_ipv4();
-        let gateway = gateways.iter().copied().chain(ip.usable_gateway()).find(|gw| gw.is_ipv4() == v4);
+        let gateway =
+            gateways.iter().copied().chain(ip.usable_gateway()).find(|gw| gw.is_ipv4() == v4);
         RuleSource { address: ip.address, gateway, table }
     }
 
@@ -58,9 +61,14 @@ pub(super) struct RoutingPlan {
 
 impl RoutingPlan {
     /// Adds rules only, to a table that another program manages.
-    pub(super) fn for_managed_table(netlink: &Netlink, ips: &[&IpConfig], table: u32) -> Result<RoutingPlan> {
+    pub(super) fn for_managed_table(
+        netlink: &Netlink,
+        ips: &[&IpConfig],
+        table: u32,
+    ) -> Result<RoutingPlan> {
         let present = netlink.dump_rules().context(|| "Failed to list all rules")?;
-        let exists = |addr| present.iter().any(|rule| rule.table == table && is_rule_from(rule, addr));
+        let exists =
+            |addr| present.iter().any(|rule| rule.table == table && is_rule_from(rule, addr));
         let missing = ips.iter().map(|ip| ip.address.addr()).filter(|addr| !exists(*addr));
         let rules = missing.map(|addr| PolicyRule::from_host(addr, table)).collect();
         Ok(RoutingPlan { rules, ..RoutingPlan::default() })
@@ -73,13 +81,17 @@ impl RoutingPlan {
         ips: &[&IpConfig],
         gateways: &[IpAddr],
     ) -> Result<RoutingPlan> {
-        let mut tables = RoutingTables::read_tables(netlink).context(|| "Failed to list all rules")?;
+        let mut tables =
+            RoutingTables::read_tables(netlink).context(|| "Failed to list all rules")?;
         let routes = netlink.dump_routes(&RouteFilter::default())?;
         let (mut sources, mut rules) = (Vec::new(), Vec::new());
-        let mut before = vec![(RT_TABLE_MAIN, tables::routes_of_link(netlink, &link, RT_TABLE_MAIN)?)];
+        let mut before =
+            vec![(RT_TABLE_MAIN, tables::routes_of_link(netlink, &link, RT_TABLE_MAIN)?)];
         for ip in ips {
             let addr = ip.address.addr();
-            let known = |rule: &&PolicyRule| is_rule_from(rule, addr) && is_own_table(rule.table, &routes, Some(&link));
+            let known = |rule: &&PolicyRule| {
+                is_rule_from(rule, addr) && is_own_table(rule.table, &routes, Some(&link))
+            };
             let known = tables.rules.iter().find(known).map(|rule| rule.table);
             let table = known.map_or_else(|| tables.take_free(FIRST_TABLE), Ok)?;
             if known.is_none() {
@@ -94,7 +106,11 @@ impl RoutingPlan {
 
     /// Adds the rules first, by which DEL finds the tables if ADD is killed; changes the main table last, so that every
     /// address has a route at any time. `hints` are the subnets' routes that stay in the main table.
-    pub(super) fn apply_changes(&self, netlink: &Netlink, hints: Option<&[KernelRoute]>) -> Result<()> {
+    pub(super) fn apply_changes(
+        &self,
+        netlink: &Netlink,
+        hints: Option<&[KernelRoute]>,
+    ) -> Result<()> {
         for rule in &self.rules {
             netlink.add_rule(rule).context(|| "Failed to add rule")?;
         }
@@ -149,7 +165,8 @@ impl RoutingPlan {
                 && !(fixed && is_default(route))
                 && !present.iter().any(|r| r.dst == route.dst && r.priority == route.priority)
         });
-        let (near, far): (Vec<KernelRoute>, Vec<KernelRoute>) = copied.cloned().partition(tables::is_direct_route);
+        let (near, far): (Vec<KernelRoute>, Vec<KernelRoute>) =
+            copied.cloned().partition(tables::is_direct_route);
         let has_default = present.iter().any(|r| is_default(r) && source.is_of_family(r));
         let default = source.gateway.filter(|_| fixed || !has_default).map(|gw| {
             let mut direct = near.iter().chain(present).filter(|r| tables::is_direct_route(r));
@@ -163,7 +180,9 @@ impl RoutingPlan {
     fn is_route_for(&self, route: &KernelRoute, source: &RuleSource) -> bool {
         let generic = tables::is_direct_route(route) && route.src.is_none();
         source.is_of_family(route)
-            && (generic || source.owns_route(route) || (!self.sources.iter().any(|other| other.owns_route(route))))
+            && (generic
+                || source.owns_route(route)
+                || (!self.sources.iter().any(|other| other.owns_route(route))))
     }
 
     fn default_route(&self, gw: IpAddr, is_reachable: bool) -> KernelRoute {
@@ -181,7 +200,8 @@ impl RoutingPlan {
         for source in &self.sources {
             let Some(network) = source.source_network() else { continue };
             hints.retain(|hint| hint.dst != network);
-            let present = self.main_routes().iter().find(|r| r.dst == network && r.nexthops.is_empty());
+            let present =
+                self.main_routes().iter().find(|r| r.dst == network && r.nexthops.is_empty());
             let mut hint = present.cloned().unwrap_or_else(|| KernelRoute::new(network));
             if present.is_none() {
                 hint.oif = Some(self.link.index);
@@ -194,7 +214,10 @@ impl RoutingPlan {
     }
 
     /// The routes to delete from the main table. With hints, routes without a gateway stay.
-    fn routes_to_delete(&self, hints: Option<&[KernelRoute]>) -> impl Iterator<Item = &KernelRoute> {
+    fn routes_to_delete(
+        &self,
+        hints: Option<&[KernelRoute]>,
+    ) -> impl Iterator<Item = &KernelRoute> {
         self.main_routes().iter().filter(move |route| {
             let stays = hints.is_some_and(|hints| {
                 (tables::is_direct_route(route) && route.dst.prefix_len() != 0)
@@ -255,8 +278,18 @@ mod tests {
             "10.7.0.0/16 via 169.254.1.1",
         ];
         let expected: [&[&str]; 2] = [
-            &["10.1.0.0/24", "10.9.0.0/16", "0.0.0.0/0 via 10.1.0.1", "10.7.0.0/16 via 169.254.1.1"],
-            &["10.2.0.0/24", "10.9.0.0/16", "10.8.0.0/16 via 10.2.0.9", "10.7.0.0/16 via 169.254.1.1"],
+            &[
+                "10.1.0.0/24",
+                "10.9.0.0/16",
+                "0.0.0.0/0 via 10.1.0.1",
+                "10.7.0.0/16 via 169.254.1.1",
+            ],
+            &[
+                "10.2.0.0/24",
+                "10.9.0.0/16",
+                "10.8.0.0/16 via 10.2.0.9",
+                "10.7.0.0/16 via 169.254.1.1",
+            ],
         ];
         assert_eq!(contents(&plan(&sources, &main)), expected);
     }
@@ -280,7 +313,11 @@ mod tests {
         assert_eq!(contents(&plan)[0][1..], ["0.0.0.0/0 via 10.1.0.9", "0.0.0.0/0 via 10.1.0.1"]);
         plan.fixed = [true, false];
         assert_eq!(contents(&plan)[0][1..], ["0.0.0.0/0 via 10.1.0.9"]);
-        assert_eq!(plan.routes_to_delete(None).count(), 2, "the other one leaves the main table all the same");
+        assert_eq!(
+            plan.routes_to_delete(None).count(),
+            2,
+            "the other one leaves the main table all the same"
+        );
     }
 
     #[test]
@@ -293,7 +330,8 @@ mod tests {
 
     #[test]
     fn routes_of_an_earlier_add_are_kept() {
-        let mut plan = plan(&[source("10.1.0.2/24", "10.1.0.1", 100)], &["10.1.0.0/24 src 10.1.0.2"]);
+        let mut plan =
+            plan(&[source("10.1.0.2/24", "10.1.0.1", 100)], &["10.1.0.0/24 src 10.1.0.2"]);
         let present = [route("10.1.0.0/24"), route("0.0.0.0/0 via 10.1.0.7")];
         assert_eq!(plan.routes_to_add(&plan.sources[0], &present), []);
         plan.fixed = [true, false];
@@ -310,7 +348,8 @@ mod tests {
         let texts: Vec<_> = hints.iter().map(|hint| (hint.dst.to_string(), hint.src)).collect();
         assert_eq!(texts[0], ("10.1.0.0/24".to_owned(), "10.1.0.2".parse().ok()));
         assert_eq!((texts[1].0.as_str(), hints[1].scope), ("10.3.0.0/24", Some(ON_LINK)));
-        let leaving: Vec<_> = plan.routes_to_delete(Some(&hints)).map(ToString::to_string).collect();
+        let leaving: Vec<_> =
+            plan.routes_to_delete(Some(&hints)).map(ToString::to_string).collect();
         assert_eq!(leaving, ["10.8.0.0/16 via 10.1.0.9", "0.0.0.0/0"]);
     }
 }

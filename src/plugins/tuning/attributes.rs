@@ -42,19 +42,23 @@ impl InterfaceAttributes {
     }
 
     /// Sets the attributes one by one in the order of the reference, as the iterator advances.
-    pub(super) fn set_on_link(&self, netlink: &Netlink, link: &Link) -> impl Iterator<Item = Result<()>> {
+    pub(super) fn set_on_link(
+        &self,
+        netlink: &Netlink,
+        link: &Link,
+    ) -> impl Iterator<Item = Result<()>> {
         let (new, on) = (LinkChange::new, |on| if on { "on" } else { "off" });
         let changes = [
             self.mac.map(|mac| (format!("mac {mac}"), new().set_mac(mac))),
             self.promisc.map(|yes| (format!("promisc {}", on(yes)), new().set_promisc(yes.into()))),
             self.mtu.map(|mtu| (format!("mtu {mtu}"), new().set_mtu(mtu))),
-            self.allmulti.map(|yes| (format!("allmulti {}", on(yes)), new().set_allmulti(yes.into()))),
+            self.allmulti
+                .map(|yes| (format!("allmulti {}", on(yes)), new().set_allmulti(yes.into()))),
             self.txqlen.map(|length| (format!("txQLen {length}"), new().set_txqlen(length))),
         ];
-        changes
-            .into_iter()
-            .flatten()
-            .map(|(what, change)| netlink.change_link(link.index, change).context(|| format!("set {what}")))
+        changes.into_iter().flatten().map(|(what, change)| {
+            netlink.change_link(link.index, change).context(|| format!("set {what}"))
+        })
     }
 
     /// Sets all attributes that can be set, then reports the errors.
@@ -77,8 +81,18 @@ impl InterfaceAttributes {
         }
         require_same_value(ifname, ("Ethernet", "address"), self.mac, found.mac)?;
         require_same_value(ifname, ("MTU", "mtu"), self.mtu, found.mtu)?;
-        require_same_value(ifname, ("all-multicast mode", "allmulticast"), self.allmulti, found.allmulti)?;
-        require_same_value(ifname, ("Transmit Queue Length", "txqueuelen"), self.txqlen, found.txqlen)
+        require_same_value(
+            ifname,
+            ("all-multicast mode", "allmulticast"),
+            self.allmulti,
+            found.allmulti,
+        )?;
+        require_same_value(
+            ifname,
+            ("Transmit Queue Length", "txqueuelen"),
+            self.txqlen,
+            found.txqlen,
+        )
     }
 }
 
@@ -97,7 +111,13 @@ fn require_same_value<T: PartialEq + ToString>(
     Err(mismatch_error(ifname, &subject, keyword, &wanted, &found))
 }
 
-fn mismatch_error(ifname: &InterfaceName, subject: &str, keyword: &str, wanted: &str, found: &str) -> Error {
+fn mismatch_error(
+    ifname: &InterfaceName,
+    subject: &str,
+    keyword: &str,
+    wanted: &str,
+    found: &str,
+) -> Error {
     let value = match wanted {
         "true" => "on",
         "false" => "off",

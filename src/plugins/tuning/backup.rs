@@ -73,14 +73,18 @@ impl TuningBackup {
         now: &InterfaceAttributes,
         wanted: &InterfaceAttributes,
     ) -> TuningBackup {
-        let TuningBackup { mut original, extra: TuningBackupExtra { mut set, .. } } = earlier.unwrap_or_default();
+        let TuningBackup { mut original, extra: TuningBackupExtra { mut set, .. } } =
+            earlier.unwrap_or_default();
         renew_attribute(&mut original.mac, &mut set.mac, now.mac, wanted.mac);
         renew_attribute(&mut original.promisc, &mut set.promisc, now.promisc, wanted.promisc);
         renew_attribute(&mut original.mtu, &mut set.mtu, now.mtu, wanted.mtu);
         renew_attribute(&mut original.allmulti, &mut set.allmulti, now.allmulti, wanted.allmulti);
         renew_attribute(&mut original.txqlen, &mut set.txqlen, now.txqlen, wanted.txqlen);
         let (network, attachment) = (owner.network.to_owned(), owner.instance_id());
-        TuningBackup { original, extra: TuningBackupExtra { network, attachment, set, tried: false } }
+        TuningBackup {
+            original,
+            extra: TuningBackupExtra { network, attachment, set, tried: false },
+        }
     }
 
     /// Replaces the content of `file`.
@@ -93,7 +97,11 @@ impl TuningBackup {
     }
 
     /// Removes the backups of `network` below `dir`, except for those of `valid` attachments.
-    pub(super) fn remove_stale(dir: &Path, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
+    pub(super) fn remove_stale(
+        dir: &Path,
+        network: &str,
+        valid: &[AttachmentId<'_>],
+    ) -> Result<()> {
         let mut failures = Failures::new();
         backup::remove_temporaries(dir, network, valid);
         let valid: Vec<_> = valid.iter().map(|owner| BackupFile::new(dir, owner)).collect();
@@ -163,9 +171,13 @@ mod tests {
         let text = r#"{"mac":"02:00:00:00:00:0a","mtu":1500,"network":"net","attachment":"x",
             "set":{"mac":"02:00:00:00:00:0b","mtu":1400},"tried":true}"#;
         let TuningBackup { original, extra } = TuningBackup::parse(text.as_bytes()).unwrap();
-        assert_eq!(original, InterfaceAttributes { mac: "02:00:00:00:00:0a".parse().ok(), ..mtu(1500) });
+        assert_eq!(
+            original,
+            InterfaceAttributes { mac: "02:00:00:00:00:0a".parse().ok(), ..mtu(1500) }
+        );
         let set = InterfaceAttributes { mac: "02:00:00:00:00:0b".parse().ok(), ..mtu(1400) };
-        let expected = TuningBackupExtra { network: "net".into(), attachment: "x".into(), set, tried: true };
+        let expected =
+            TuningBackupExtra { network: "net".into(), attachment: "x".into(), set, tried: true };
         assert_eq!(extra, expected);
     }
 
@@ -186,14 +198,19 @@ mod tests {
 
     #[test]
     fn values_of_an_earlier_add_are_not_original() {
-        let renewed =
-            |earlier, now, wanted| TuningBackup::renew_backup(earlier, &OWNER, &mtu(now), &mtu(wanted)).original.mtu;
+        let renewed = |earlier, now, wanted| {
+            TuningBackup::renew_backup(earlier, &OWNER, &mtu(now), &mtu(wanted)).original.mtu
+        };
         let first = TuningBackup::renew_backup(None, &OWNER, &mtu(1500), &mtu(1400));
         assert_eq!(first.original, mtu(1500));
         assert_eq!(renewed(Some(first.clone()), 1400, 1400), Some(1500), "the same again");
         assert_eq!(renewed(Some(first.clone()), 1400, 1300), Some(1500), "another value");
         assert_eq!(renewed(Some(first.clone()), 9000, 1300), Some(9000), "another interface");
-        assert_eq!(renewed(Some(first.clone()), 1500, 1400), Some(1500), "killed before it was set");
+        assert_eq!(
+            renewed(Some(first.clone()), 1500, 1400),
+            Some(1500),
+            "killed before it was set"
+        );
         let reference = TuningBackup { original: mtu(1500), ..TuningBackup::default() };
         assert_eq!(renewed(Some(reference.clone()), 1400, 1400), Some(1500));
         assert_eq!(renewed(Some(reference), 9000, 1400), Some(9000));

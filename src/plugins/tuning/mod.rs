@@ -24,7 +24,8 @@ use crate::attachment::backup::{self as files, BackupFile};
 use crate::attachment::{AttachmentId, AttachmentRecord};
 use crate::files::trust;
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback, require_prev_result,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback,
+    require_prev_result,
 };
 use crate::iface::mtu;
 use crate::netlink::{MacAddress, Netlink};
@@ -93,7 +94,8 @@ impl TuningConfig {
         let mut macs = [&self.runtime_config.mac, &from_env, &self.mac].into_iter();
         let mac = args.mac.as_ref().or_else(|| macs.find(|mac| !mac.is_empty()));
         let txqlen = args.txqlen.or(self.txqlen).map(|length| {
-            u32::try_from(length).map_err(|_| Error::config(format!("txQLen {length} is not a length of a queue")))
+            u32::try_from(length)
+                .map_err(|_| Error::config(format!("txQLen {length} is not a length of a queue")))
         });
         Ok(InterfaceAttributes {
             mac: mac.filter(|mac| !mac.is_empty()).map(|mac| parse_mac(mac)).transpose()?,
@@ -116,25 +118,43 @@ impl Plugin for Tuning {
 
     fn examine(cx: &CallContext<'_>, conf: &TuningConfig, _: &mut ConfigRemarks) -> Result<()> {
         let plan = TuningPlan::from_config(cx, conf, &InterfaceName::parse("eth0")?)?;
-        if plan.attributes.is_empty() { Ok(()) } else { trust::require_data_dir_path(conf.backup_directory()) }
+        if plan.attributes.is_empty() {
+            Ok(())
+        } else {
+            trust::require_data_dir_path(conf.backup_directory())
+        }
     }
 
     fn add(cx: &CallContext<'_>, conf: &TuningConfig, req: &AddRequest) -> Result<CniResult> {
         let plan = TuningPlan::from_config(cx, conf, &req.ifname)?;
         permission::check_allowlist(&plan.parameters)?;
-        let mut result = require_prev_result(req.prev.as_ref(), "Required prevResult missing")?.clone();
+        let mut result =
+            require_prev_result(req.prev.as_ref(), "Required prevResult missing")?.clone();
         plan.require_kept_addresses(&result, &req.ifname)?;
         let netns = req.sandbox.open_netns()?;
         // Parameters that are safe in a container's namespace are not safe in the host's.
-        if plan.is_safe && !plan.parameters.is_empty() && Netns::open_current()?.is_same_as(netns)? {
-            return Err(Error::config("the profile \"safe\" sets no sysctl in the network namespace of the node"));
+        if plan.is_safe
+            && !plan.parameters.is_empty()
+            && Netns::open_current()?.is_same_as(netns)?
+        {
+            return Err(Error::config(
+                "the profile \"safe\" sets no sysctl in the network namespace of the node",
+            ));
         }
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let is_backed_up = !plan.attributes.is_empty();
-        let dir = if is_backed_up { trust::create_data_dir(conf.backup_directory(), 0o700)? } else { PathBuf::new() };
+        let dir = if is_backed_up {
+            trust::create_data_dir(conf.backup_directory(), 0o700)?
+        } else {
+            PathBuf::new()
+        };
         let (file, ifname) = (BackupFile::new(&dir, &owner), &req.ifname);
         netns.run_inside(|| plan.apply_changes(ifname, &file, &owner))??;
-        for interface in result.interfaces.iter_mut().filter(|i| i.name == ifname.as_str() && !i.sandbox.is_empty()) {
+        for interface in result
+            .interfaces
+            .iter_mut()
+            .filter(|i| i.name == ifname.as_str() && !i.sandbox.is_empty())
+        {
             if let Some(mac) = plan.attributes.mac {
                 warn_of_lease(&owner, req, &interface.mac, mac);
                 interface.mac = mac.to_string();
@@ -193,7 +213,8 @@ impl Plugin for Tuning {
     }
 
     fn status(cx: &CallContext<'_>, conf: &TuningConfig) -> Result<()> {
-        let plan = TuningPlan::from_config(cx, conf, &InterfaceName::parse("eth0")?).or_unavailable()?;
+        let plan =
+            TuningPlan::from_config(cx, conf, &InterfaceName::parse("eth0")?).or_unavailable()?;
         permission::check_allowlist(&plan.parameters).or_unavailable()?;
         if !plan.attributes.is_empty() {
             let dir = trust::resolve_data_dir(conf.backup_directory()).or_unavailable()?;
@@ -206,8 +227,9 @@ impl Plugin for Tuning {
 /// Warns if the interface has a DHCP lease, which is for the MAC `former` that an earlier plugin reported.
 fn warn_of_lease(owner: &AttachmentId<'_>, req: &AddRequest, former: &str, mac: MacAddress) {
     if former.parse() != Ok(mac)
-        && AttachmentRecord::find_by_attachment(*owner)
-            .is_some_and(|record| record.ipam == "dhcp" && record.netns == req.sandbox.netns_identity())
+        && AttachmentRecord::find_by_attachment(*owner).is_some_and(|record| {
+            record.ipam == "dhcp" && record.netns == req.sandbox.netns_identity()
+        })
     {
         warn!(
             "the DHCP lease of \"{}\" is for {former}: the server does not know {mac}; give the MAC to the plugin that \
@@ -226,7 +248,11 @@ struct TuningPlan {
 }
 
 impl TuningPlan {
-    fn from_config(cx: &CallContext<'_>, conf: &TuningConfig, ifname: &InterfaceName) -> Result<TuningPlan> {
+    fn from_config(
+        cx: &CallContext<'_>,
+        conf: &TuningConfig,
+        ifname: &InterfaceName,
+    ) -> Result<TuningPlan> {
         let is_safe = permission::is_safe_profile(&conf.profile)?;
         let mut parameters = conf.sysctl.merge_parameters(&conf.args.cni.sysctl, ifname)?;
         if is_safe {
@@ -237,7 +263,8 @@ impl TuningPlan {
 
     /// Refuses changes by which the interface would lose IPv6 addresses of earlier plugins.
     fn require_kept_addresses(&self, prev: &CniResult, ifname: &InterfaceName) -> Result<()> {
-        let index = prev.interfaces.iter().position(|i| i.name == ifname.as_str() && !i.sandbox.is_empty());
+        let index =
+            prev.interfaces.iter().position(|i| i.name == ifname.as_str() && !i.sandbox.is_empty());
         let addresses = index.into_iter().flat_map(|index| prev.ips_of_interface(index));
         let Some(v6) = addresses.map(|ip| ip.address).find(|ip| ip.addr().is_ipv6()) else {
             return Ok(());
@@ -246,19 +273,32 @@ impl TuningPlan {
             let msg = format!("mtu {mtu} takes the address {v6} off \"{ifname}\"");
             return Err(Error::config(msg).with_details(mtu::REMEDY_OF_IPV6));
         }
-        self.parameters.iter().find(|parameter| parameter.disables_ipv6(ifname.as_str())).map_or(Ok(()), |parameter| {
-            let msg = format!("sysctl {} takes the address {v6} off \"{ifname}\"", parameter.written);
-            Err(Error::config(msg).with_details("remove the sysctl, or the IPv6 range of \"ipam\""))
-        })
+        self.parameters.iter().find(|parameter| parameter.disables_ipv6(ifname.as_str())).map_or(
+            Ok(()),
+            |parameter| {
+                let msg =
+                    format!("sysctl {} takes the address {v6} off \"{ifname}\"", parameter.written);
+                Err(Error::config(msg)
+                    .with_details("remove the sysctl, or the IPv6 range of \"ipam\""))
+            },
+        )
     }
 
     /// Sets everything in the calling thread's namespace, or changes nothing.
-    fn apply_changes(&self, ifname: &InterfaceName, file: &BackupFile, owner: &AttachmentId<'_>) -> Result<()> {
+    fn apply_changes(
+        &self,
+        ifname: &InterfaceName,
+        file: &BackupFile,
+        owner: &AttachmentId<'_>,
+    ) -> Result<()> {
         // `false` is only verified.
         let promisc = self.attributes.promisc.filter(|on| *on);
         let attributes = InterfaceAttributes { promisc, ..self.attributes.clone() };
-        let parameters: Vec<_> =
-            self.parameters.iter().map(KernelParameter::find_in_namespace).collect::<Result<_>>()?;
+        let parameters: Vec<_> = self
+            .parameters
+            .iter()
+            .map(KernelParameter::find_in_namespace)
+            .collect::<Result<_>>()?;
         let mut link = None;
         if !attributes.is_empty() {
             let netlink = Netlink::open()?;
@@ -275,16 +315,20 @@ impl TuningPlan {
         if let Some((netlink, link)) = &link {
             let original = InterfaceAttributes::from_link(link, &attributes);
             let former = file.read_content()?;
-            let earlier = former.as_deref().map(TuningBackup::parse).transpose().unwrap_or_else(|error| {
-                warn!("replacing a backup that could not be read: {error}");
-                None
-            });
+            let earlier =
+                former.as_deref().map(TuningBackup::parse).transpose().unwrap_or_else(|error| {
+                    warn!("replacing a backup that could not be read: {error}");
+                    None
+                });
             undo.add_step("restore the backup", move || {
-                Ok(former.map_or_else(|| file.remove_files(), |content| file.write_content(&content))?)
+                Ok(former
+                    .map_or_else(|| file.remove_files(), |content| file.write_content(&content))?)
             });
             let earlier = earlier.filter(|backup| backup.may_belong_to(owner));
             TuningBackup::renew_backup(earlier, owner, &original, &attributes).write_file(file)?;
-            undo.add_step(format!("restore {ifname:?}"), move || original.restore_on_link(netlink, link));
+            undo.add_step(format!("restore {ifname:?}"), move || {
+                original.restore_on_link(netlink, link)
+            });
             let set: Result<()> = attributes.set_on_link(netlink, link).collect();
             set.context(|| format!("tune \"{ifname}\""))?;
         }
@@ -298,7 +342,9 @@ impl TuningPlan {
             parameter.find_in_namespace()?.verify_value()?;
         }
         let link = Netlink::open()?.find_link(ifname.as_str())?;
-        self.attributes
-            .verify_link(&link.ok_or_else(|| Error::internal(format!("Cannot find container link {ifname}")))?, ifname)
+        self.attributes.verify_link(
+            &link.ok_or_else(|| Error::internal(format!("Cannot find container link {ifname}")))?,
+            ifname,
+        )
     }
 }

@@ -72,12 +72,17 @@ pub(super) fn is_safe_profile(profile: &str) -> Result<bool> {
 }
 
 /// Restricts the paths of each parameter to the safe ones; fails if a parameter has none.
-pub(super) fn restrict_to_safe(parameters: &mut [KernelParameter], ifname: &InterfaceName) -> Result<()> {
+pub(super) fn restrict_to_safe(
+    parameters: &mut [KernelParameter],
+    ifname: &InterfaceName,
+) -> Result<()> {
     let safe = SAFE.map(|key| key.replacen("IFNAME", ifname.as_str(), 1));
     for KernelParameter { written, paths, .. } in parameters {
         paths.retain(|path| safe.contains(path));
         if paths.is_empty() {
-            return Err(Error::config(format!("Sysctl {written} is not allowed by the profile \"safe\"")));
+            return Err(Error::config(format!(
+                "Sysctl {written} is not allowed by the profile \"safe\""
+            )));
         }
     }
     Ok(())
@@ -91,7 +96,8 @@ pub(super) fn check_allowlist(parameters: &[KernelParameter]) -> Result<()> {
         text => text.map_err(|e| Error::io(format_args!("read {ALLOWLIST}"), &e))?,
     };
     let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    let allowlist: Vec<Regex> = lines.iter().map(|line| compile_expression(line)).collect::<Result<_>>()?;
+    let allowlist: Vec<Regex> =
+        lines.iter().map(|line| compile_expression(line)).collect::<Result<_>>()?;
     for KernelParameter { written, paths, .. } in parameters {
         let dotted = paths.first().map(|path| path.replace('/', ".")).unwrap_or_default();
         if !allowlist.iter().any(|line| line.is_match(written) || line.is_match(&dotted)) {
@@ -99,14 +105,18 @@ pub(super) fn check_allowlist(parameters: &[KernelParameter]) -> Result<()> {
             return Err(Error::config(format!(
                 "Sysctl {written} is not allowed. Only the following sysctls are allowed: [{list}]"
             ))
-            .with_details(format!("add it to the node's {ALLOWLIST}, or remove it from \"sysctl\"")));
+            .with_details(format!(
+                "add it to the node's {ALLOWLIST}, or remove it from \"sysctl\""
+            )));
         }
     }
     Ok(())
 }
 
 fn compile_expression(line: &str) -> Result<Regex> {
-    Regex::new(line).map_err(|e| Error::config(format!("{ALLOWLIST} has an invalid expression \"{line}\": {e}")))
+    Regex::new(line).map_err(|e| {
+        Error::config(format!("{ALLOWLIST} has an invalid expression \"{line}\": {e}"))
+    })
 }
 
 #[cfg(test)]
@@ -119,7 +129,8 @@ mod tests {
         let ifname = InterfaceName::parse(ifname).unwrap();
         let json = format!(r#"{{"{key}":"1"}}"#);
         let sysctls: ConfiguredSysctls = Json::parse(json.as_bytes()).unwrap().decode().unwrap();
-        let mut parameters = sysctls.merge_parameters(&ConfiguredSysctls::default(), &ifname).unwrap();
+        let mut parameters =
+            sysctls.merge_parameters(&ConfiguredSysctls::default(), &ifname).unwrap();
         restrict_to_safe(&mut parameters, &ifname)?;
         Ok(parameters.remove(0).paths)
     }
@@ -147,7 +158,11 @@ mod tests {
 
     #[test]
     fn only_the_profile_safe_exists() {
-        assert!(!is_safe_profile("").unwrap() && is_safe_profile("safe").unwrap() && is_safe_profile("Safe").is_err());
+        assert!(
+            !is_safe_profile("").unwrap()
+                && is_safe_profile("safe").unwrap()
+                && is_safe_profile("Safe").is_err()
+        );
     }
 
     #[test]
@@ -162,6 +177,8 @@ mod tests {
         ] {
             assert_eq!(compile_expression(line).unwrap().is_match(key), matches, "{line} {key}");
         }
-        assert!(compile_expression("(").unwrap_err().message().contains("invalid expression \"(\""));
+        assert!(
+            compile_expression("(").unwrap_err().message().contains("invalid expression \"(\"")
+        );
     }
 }

@@ -53,8 +53,9 @@ pub(super) struct KernelParameter {
 impl KernelParameter {
     /// Whether the interface loses its IPv6 addresses by the parameter.
     pub(super) fn disables_ipv6(&self, ifname: &str) -> bool {
-        let is_key =
-            |path: &String| ["all", ifname].iter().any(|of| *path == format!("net/ipv6/conf/{of}/disable_ipv6"));
+        let is_key = |path: &String| {
+            ["all", ifname].iter().any(|of| *path == format!("net/ipv6/conf/{of}/disable_ipv6"))
+        };
         self.value.trim() != "0" && self.paths.iter().any(is_key)
     }
 }
@@ -116,7 +117,8 @@ fn candidate_paths(written: &str, ifname: &InterfaceName) -> Result<Vec<String>>
         if is_valid { Ok(segments.join("/")) } else { Err(path) }
     };
     let mut paths = vec![path(&written.replace('.', "/")).map_err(|path| {
-        Error::config(format!("invalid net sysctl key: \"{path}\"")).with_details("only keys below \"net\" can be set")
+        Error::config(format!("invalid net sysctl key: \"{path}\""))
+            .with_details("only keys below \"net\" can be set")
     })?];
     paths.extend(path(&by_sysctl).ok().filter(|other| *other != paths[0]));
     Ok(paths)
@@ -145,14 +147,21 @@ impl PresentParameter<'_> {
     /// Sets the value. A parameter that cannot be written may have the value already. It is read now, because an
     /// earlier parameter of the list may have changed this one.
     pub(super) fn write_value(&self) -> Result<()> {
-        sysctl::write_value(self.key, self.value)
-            .or_else(|e| if sysctl::read_value(self.key).is_ok_and(|now| now == self.value) { Ok(()) } else { Err(e) })
+        sysctl::write_value(self.key, self.value).or_else(|e| {
+            if sysctl::read_value(self.key).is_ok_and(|now| now == self.value) {
+                Ok(())
+            } else {
+                Err(e)
+            }
+        })
     }
 
     /// Restores the original value, if it is known.
     pub(super) fn restore_value(&self) -> Result<()> {
         match &self.former {
-            Some(former) if sysctl::read_value(self.key)? != *former => sysctl::write_value(self.key, former),
+            Some(former) if sysctl::read_value(self.key)? != *former => {
+                sysctl::write_value(self.key, former)
+            }
             _ => Ok(()),
         }
     }
@@ -175,7 +184,10 @@ fn is_same_value(configured: &str, printed: &str) -> bool {
     let words = |text| str::split_whitespace(text).collect::<Vec<_>>();
     let (left, right) = (words(configured), words(printed));
     left.len() == right.len()
-        && left.iter().zip(&right).all(|(l, r)| l == r || parse_number(l).is_some_and(|n| parse_number(r) == Some(n)))
+        && left
+            .iter()
+            .zip(&right)
+            .all(|(l, r)| l == r || parse_number(l).is_some_and(|n| parse_number(r) == Some(n)))
 }
 
 /// A number as the kernel parses it: hexadecimal with the prefix `0x`, octal with a leading 0.
@@ -212,14 +224,20 @@ mod tests {
         assert_eq!(of("net.ipv4.ip_forward", &eth0()), ["net/ipv4/ip_forward"]);
         assert_eq!(of("net/ipv4/ip_forward", &eth0()), ["net/ipv4/ip_forward"]);
         assert_eq!(of("/net//ipv4/ip_forward/", &eth0()), ["net/ipv4/ip_forward"]);
-        assert_eq!(of("net.ipv4.conf.IFNAME.arp_notify", &dotted)[0], "net/ipv4/conf/eth0.100/arp_notify");
+        assert_eq!(
+            of("net.ipv4.conf.IFNAME.arp_notify", &dotted)[0],
+            "net/ipv4/conf/eth0.100/arp_notify"
+        );
         assert_eq!(
             of("net/ipv4/conf/IFNAME/IFNAME", &eth0()),
             ["net/ipv4/conf/eth0/IFNAME"],
             "only the first is replaced"
         );
         for key in ["net/ipv4/conf/eth0.100/arp_notify", "net.ipv4.conf.eth0/100.arp_notify"] {
-            assert_eq!(of(key, &eth0()), ["net/ipv4/conf/eth0/100/arp_notify", "net/ipv4/conf/eth0.100/arp_notify"]);
+            assert_eq!(
+                of(key, &eth0()),
+                ["net/ipv4/conf/eth0/100/arp_notify", "net/ipv4/conf/eth0.100/arp_notify"]
+            );
         }
         assert_eq!(of("net/ipv4/conf/all.arp_notify", &eth0())[0], "net/ipv4/conf/all/arp_notify");
     }
@@ -260,10 +278,13 @@ mod tests {
 
     #[test]
     fn duplicate_keys_are_refused_in_any_spelling() {
-        for text in
-            [r#"{"net.a":"1","net.a":"2"}"#, r#"{"net.a.b":"1","net/a/b":"1"}"#, r#"{"net.IFNAME":"1","net.eth0":"1"}"#]
-        {
-            let error = sysctls(text).merge_parameters(&ConfiguredSysctls::default(), &eth0()).unwrap_err();
+        for text in [
+            r#"{"net.a":"1","net.a":"2"}"#,
+            r#"{"net.a.b":"1","net/a/b":"1"}"#,
+            r#"{"net.IFNAME":"1","net.eth0":"1"}"#,
+        ] {
+            let error =
+                sysctls(text).merge_parameters(&ConfiguredSysctls::default(), &eth0()).unwrap_err();
             assert_eq!(error.message(), "duplicated sysctl keys are not allowed", "{text}");
         }
     }
@@ -271,9 +292,13 @@ mod tests {
     #[test]
     fn values_are_compared_as_the_kernel_prints_them() {
         assert!(is_same_value("1024 65000", "1024\t65000"));
-        assert!(is_same_value("0x10", "16") && is_same_value("010", "8") && is_same_value("-1", "-1"));
+        assert!(
+            is_same_value("0x10", "16") && is_same_value("010", "8") && is_same_value("-1", "-1")
+        );
         assert!(is_same_value(" cubic ", "cubic") && is_same_value("", ""));
-        assert!(!is_same_value("1", "2") && !is_same_value("1", "1 2") && !is_same_value("1 2", "1"));
+        assert!(
+            !is_same_value("1", "2") && !is_same_value("1", "1 2") && !is_same_value("1 2", "1")
+        );
         assert!(!is_same_value("a", "A") && !is_same_value("+1", "1") && !is_same_value("-", "0"));
     }
 }

@@ -80,7 +80,9 @@ fn container_ids_are_derived_as_in_the_reference() {
     ] {
         assert_eq!(derive_container_id(netns), id);
     }
-    for (path, clean) in [("/a//b/./c/../d/", "/a/b/d"), ("/../..", "/"), ("/proc/1/ns/net", "/proc/1/ns/net")] {
+    for (path, clean) in
+        [("/a//b/./c/../d/", "/a/b/d"), ("/../..", "/"), ("/proc/1/ns/net", "/proc/1/ns/net")]
+    {
         assert_eq!(absolute_path(path).unwrap(), clean);
     }
     let here = std::env::current_dir().unwrap();
@@ -136,7 +138,10 @@ fn wrong_arguments_are_explained() {
     for (line, text) in [
         ("", "no command given"),
         ("ad net /x", "unknown command \"ad\"; did you mean \"add\"?"),
-        ("add net", "requires at least 2 arg(s), only received 1; usage: cnitool add <network> <netns>"),
+        (
+            "add net",
+            "requires at least 2 arg(s), only received 1; usage: cnitool add <network> <netns>",
+        ),
         ("gc", "requires at least 1 arg(s), only received 0; usage: cnitool gc <network>"),
     ] {
         assert_eq!(options(line, &[]).unwrap_err().to_string(), text);
@@ -162,7 +167,10 @@ fn wrong_arguments_are_explained() {
 fn a_failed_add_leaves_nothing() {
     let dir = node();
     let log = dir.path().join("log").display().to_string();
-    plugin(&dir, &format!("echo $CNI_COMMAND >> {log}; echo '{{\"code\":7,\"msg\":\"no\"}}'; exit 1"));
+    plugin(
+        &dir,
+        &format!("echo $CNI_COMMAND >> {log}; echo '{{\"code\":7,\"msg\":\"no\"}}'; exit 1"),
+    );
     let error = tool(&dir, "add net /x", &[]).unwrap_err();
     assert_eq!(error.to_string(), "plugin type=\"a\" name=\"net\" failed (add): no");
     assert_eq!(calls(&dir), ["ADD", "DEL"]);

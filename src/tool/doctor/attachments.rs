@@ -33,7 +33,8 @@ const LIST: &str = "cnibox ipam ls";
 const RECREATE: &str = "delete the container: its runtime attaches the next one anew";
 
 /// The prefixes of commands in the details of errors.
-const COMMANDS: [&str; 6] = ["bridge link ", "cnibox repair", "ip addr ", "ip link ", "ip route ", "sysctl -w "];
+const COMMANDS: [&str; 6] =
+    ["bridge link ", "cnibox repair", "ip addr ", "ip link ", "ip route ", "sysctl -w "];
 
 /// An attachment in the cache.
 pub(super) struct ExaminedAttachment {
@@ -47,13 +48,17 @@ pub(super) struct ExaminedAttachment {
 }
 
 /// All attachments in the cache.
-pub(super) fn read_cached(directories: &ToolDirectories, runtime: &Runtime) -> Result<Vec<ExaminedAttachment>> {
+pub(super) fn read_cached(
+    directories: &ToolDirectories,
+    runtime: &Runtime,
+) -> Result<Vec<ExaminedAttachment>> {
     Ok(directories
         .cached_attachments(runtime)?
         .into_iter()
         .map(|(cached, life)| {
             let list = cached.network_list();
-            let result = list.as_ref().and_then(|list| runtime.cached_result(list, &cached.attach).ok()?);
+            let result =
+                list.as_ref().and_then(|list| runtime.cached_result(list, &cached.attach).ok()?);
             let result = result.unwrap_or_default();
             let ips = result.ips.iter().map(|ip| ip.address.addr()).collect();
             let is_default = |dst: &IpNet| dst.addr().is_ipv4() && dst.prefix_len() == 0;
@@ -65,7 +70,11 @@ pub(super) fn read_cached(directories: &ToolDirectories, runtime: &Runtime) -> R
 
 impl ExaminedAttachment {
     /// The finding of CHECK, or the reason for which CHECK is not run: the container has ended, or is in doubt.
-    pub(super) fn run_check(&self, directories: &ToolDirectories, runtime: &Runtime) -> Option<Finding> {
+    pub(super) fn run_check(
+        &self,
+        directories: &ToolDirectories,
+        runtime: &Runtime,
+    ) -> Option<Finding> {
         let (title, attach) = (attachment_title(&self.cached), &self.cached.attach);
         if let Some(why) = end_reason(self.life.liveness) {
             let problem = format!("was not detached: {why}");
@@ -99,7 +108,9 @@ impl ExaminedAttachment {
 
     /// Whether the host is the gateway of the container.
     pub(super) fn is_routed(&self) -> bool {
-        let is_set = |plugin: &PluginConfig, key| plugin.json().get_present_member(key) == Some(&Json::Bool(true));
+        let is_set = |plugin: &PluginConfig, key| {
+            plugin.json().get_present_member(key) == Some(&Json::Bool(true))
+        };
         self.list.as_ref().is_some_and(|list| {
             list.plugins.iter().any(|plugin| match plugin.plugin_type.as_str() {
                 "ptp" => true,
@@ -112,7 +123,8 @@ impl ExaminedAttachment {
     /// Whether all addresses are leased by host-local.
     fn has_leases(&self) -> bool {
         let plugins = self.list.iter().flat_map(|list| &list.plugins);
-        let mut ipam = plugins.map(|plugin| plugin.ipam_type.as_str()).filter(|name| !name.is_empty());
+        let mut ipam =
+            plugins.map(|plugin| plugin.ipam_type.as_str()).filter(|name| !name.is_empty());
         ipam.next() == Some("host-local") && ipam.all(|name| name == "host-local")
     }
 }
@@ -124,7 +136,9 @@ impl ExaminedAttachment {
         let missing = self.ips.iter().filter(|ip| !leased.contains(&(**ip, id)));
         missing
             .map(|ip| {
-                let problem = format!("{ip} is not leased to this container: host-local may allocate it again");
+                let problem = format!(
+                    "{ip} is not leased to this container: host-local may allocate it again"
+                );
                 Finding::new_error(attachment_title(&self.cached), problem, RECREATE)
             })
             .collect()
@@ -132,7 +146,9 @@ impl ExaminedAttachment {
 }
 
 /// The attachments whose containers may be alive.
-pub(super) fn living_attachments(attached: &[ExaminedAttachment]) -> impl Iterator<Item = &ExaminedAttachment> {
+pub(super) fn living_attachments(
+    attached: &[ExaminedAttachment],
+) -> impl Iterator<Item = &ExaminedAttachment> {
     attached.iter().filter(|attached| end_reason(attached.life.liveness).is_none())
 }
 
@@ -165,7 +181,8 @@ pub(super) fn find_unknown_remains(attached: &[ExaminedAttachment]) -> Vec<Findi
         let why = end_reason(record.liveness())?;
         let instance = record.attachment_id().instance_id();
         if !is_left(&instance, || {
-            AttachmentRecord::find_by_instance(&instance).is_some_and(|now| now.is_same_instance(&record))
+            AttachmentRecord::find_by_instance(&instance)
+                .is_some_and(|now| now.is_same_instance(&record))
         }) {
             return None;
         }
@@ -178,7 +195,10 @@ pub(super) fn find_unknown_remains(attached: &[ExaminedAttachment]) -> Vec<Findi
 }
 
 /// Rules that lead ports of the host to containers that are gone, or in doubt.
-pub(super) fn examine_ports(directories: &ToolDirectories, stores: &[LeaseDirectory]) -> Result<Vec<Finding>> {
+pub(super) fn examine_ports(
+    directories: &ToolDirectories,
+    stores: &[LeaseDirectory],
+) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for owner in ports::list_port_owners(&PacketFilter::new())? {
         let of_network = stores.iter().filter(|store| store.network == owner.network);
@@ -197,7 +217,11 @@ pub(super) fn examine_ports(directories: &ToolDirectories, stores: &[LeaseDirect
                     Some(_) => directories.doubt_remedy(&owner.network, &owner.id),
                     None => "delete the rules, if their container has ended".to_owned(),
                 };
-                findings.push(Finding::new_note(title, format!("held by {owner}, in doubt: {why}"), remedy));
+                findings.push(Finding::new_note(
+                    title,
+                    format!("held by {owner}, in doubt: {why}"),
+                    remedy,
+                ));
             }
         }
     }
@@ -207,13 +231,18 @@ pub(super) fn examine_ports(directories: &ToolDirectories, stores: &[LeaseDirect
 /// The subject of a finding of [`examine_ports`].
 pub(super) fn subject_of_ports(finding: &Finding) -> Option<FindingSubject> {
     match &finding.subject {
-        FindingSubject::Object(name) if name.starts_with(PORTS) => Some(FindingSubject::Object(name.clone())),
+        FindingSubject::Object(name) if name.starts_with(PORTS) => {
+            Some(FindingSubject::Object(name.clone()))
+        }
         _ => None,
     }
 }
 
 /// Leases of dead containers, addresses of two living containers, and addresses of living containers without a lease.
-pub(super) fn examine_leases(attached: &[ExaminedAttachment], stores: &[LeaseDirectory]) -> Result<Vec<Finding>> {
+pub(super) fn examine_leases(
+    attached: &[ExaminedAttachment],
+    stores: &[LeaseDirectory],
+) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     let mut owners: HashMap<IpAddr, String> = HashMap::new();
     // A network that was configured anew may have leases in several directories.
@@ -229,14 +258,17 @@ pub(super) fn examine_leases(attached: &[ExaminedAttachment], stores: &[LeaseDir
         dead.retain(|status| {
             let owner = status.lease.attachment_in(network);
             owner.is_none_or(|owner| {
-                is_left(&owner.instance_id(), || stores.iter().any(|store| store.has_lease(status.lease.ip)))
+                is_left(&owner.instance_id(), || {
+                    stores.iter().any(|store| store.has_lease(status.lease.ip))
+                })
             })
         });
         for LeaseStatus { lease, .. } in living_leases {
             let owner = format_title(network, &lease.id, lease.ifname.as_deref().unwrap_or("?"));
             if let Some(other) = owners.insert(lease.ip, owner.clone()) {
                 let problem = format!("{} is also leased to {other}", lease.ip);
-                let remedy = "delete one of them, and give the networks subnets that do not overlap";
+                let remedy =
+                    "delete one of them, and give the networks subnets that do not overlap";
                 findings.push(Finding::new_error(owner, problem, remedy));
             }
         }
@@ -250,7 +282,9 @@ pub(super) fn examine_leases(attached: &[ExaminedAttachment], stores: &[LeaseDir
         let is_here = |attached: &&ExaminedAttachment| {
             attached.cached.network == *network && attached.displacement_reason().is_none()
         };
-        for attached in living_attachments(attached).filter(is_here).filter(|attached| attached.has_leases()) {
+        for attached in
+            living_attachments(attached).filter(is_here).filter(|attached| attached.has_leases())
+        {
             findings.extend(attached.find_unleased(&leased));
         }
     }

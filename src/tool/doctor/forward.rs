@@ -8,7 +8,9 @@ use super::path::ELSEWHERE;
 use crate::cmd;
 use crate::netfilter::ports::{PortmapPart, RECORDS};
 use crate::netlink::Netlink;
-use crate::netlink::nftables::{ForwardChain, ForwardedPacket, NftSocket, NftTable, TableFamily, TransportProtocol};
+use crate::netlink::nftables::{
+    ForwardChain, ForwardedPacket, NftSocket, NftTable, TableFamily, TransportProtocol,
+};
 use crate::tool::finding::Finding;
 
 /// The chain for an administrator's rules on a node with Docker.
@@ -25,14 +27,21 @@ struct ForwardedPackets {
 
 /// The base chains that certainly drop packets of these networks. Tables of cnibox are left out: whoever configured the
 /// plugins knows them.
-pub(super) fn find_dropping_chains(nft: &NftSocket, networks: &[RoutedNetwork<'_>]) -> Vec<Finding> {
+pub(super) fn find_dropping_chains(
+    nft: &NftSocket,
+    networks: &[RoutedNetwork<'_>],
+) -> Vec<Finding> {
     let mut chains = nft.dump_forward_chains().unwrap_or_default();
     chains.retain(|chain| !chain.table.starts_with("cnibox_"));
     let Ok(host) = Netlink::open() else { return Vec::new() };
-    let ways: Vec<_> =
-        networks.iter().map(|(list, ips)| (&list.name, forwarded_packets(&host, &list.name, ips))).collect();
+    let ways: Vec<_> = networks
+        .iter()
+        .map(|(list, ips)| (&list.name, forwarded_packets(&host, &list.name, ips)))
+        .collect();
     let dropped = |chain: &ForwardChain| {
-        let drops = |packets: &[ForwardedPacket]| packets.iter().any(|packet| chain.drops_packet(nft, packet));
+        let drops = |packets: &[ForwardedPacket]| {
+            packets.iter().any(|packet| chain.drops_packet(nft, packet))
+        };
         ways.iter().find_map(|(network, ways)| {
             let ways = ways.as_ref()?;
             let (out, published) = (drops(&ways.out), drops(&ways.published));
@@ -88,17 +97,30 @@ fn forwarded_packets(host: &Netlink, network: &str, ips: &[IpAddr]) -> Option<Fo
     // One container of each family is enough.
     let firsts = [true, false].map(|is_ipv4| ips.iter().find(|ip| ip.is_ipv4() == is_ipv4));
     let is_shared = !link.starts_with("veth");
-    Some(ForwardedPackets { link, is_shared, out: firsts.into_iter().flatten().map(out).collect(), published })
+    Some(ForwardedPackets {
+        link,
+        is_shared,
+        out: firsts.into_iter().flatten().map(out).collect(),
+        published,
+    })
 }
 
 /// Commands that add rules which accept the packets of this network only. The rules last until the rules of the node
 /// are loaded again.
-fn accept_commands(nft: &NftSocket, chain: &ForwardChain, ways: &ForwardedPackets, is_strict: bool) -> String {
+fn accept_commands(
+    nft: &NftSocket,
+    chain: &ForwardChain,
+    ways: &ForwardedPackets,
+    is_strict: bool,
+) -> String {
     let ForwardChain { family, table, name, .. } = chain;
-    let pattern = |wildcard: &'static str| if ways.is_shared { ways.link.as_str() } else { wildcard };
+    let pattern =
+        |wildcard: &'static str| if ways.is_shared { ways.link.as_str() } else { wildcard };
     if *family != TableFamily::Inet && table == "filter" && name == "FORWARD" {
         let program = if *family == TableFamily::Ip6 { "ip6tables" } else { "iptables" };
-        let has_docker = nft.has_object(NftTable::new(*family, table).named_chain(DOCKER_USER)).unwrap_or_default();
+        let has_docker = nft
+            .has_object(NftTable::new(*family, table).named_chain(DOCKER_USER))
+            .unwrap_or_default();
         let chain = if has_docker { DOCKER_USER } else { "FORWARD" };
         return accept_by_iptables(program, chain, pattern("veth+"));
     }

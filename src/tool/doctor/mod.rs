@@ -65,7 +65,8 @@ pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
         |line| require_no_words(&line).map(|()| line),
         |line| {
             let directories = ToolDirectories::from_command_line(&line);
-            let (findings, count) = examine_node(&directories, &directories.new_runtime(table), table)?;
+            let (findings, count) =
+                examine_node(&directories, &directories.new_runtime(table), table)?;
             let s = if count == 1 { "" } else { "s" };
             let none = format!("healthy: {count} attachment{s}");
             report_findings(&findings, line.has_option("--json"), &none)
@@ -82,7 +83,8 @@ pub(super) fn examine_node(
 ) -> Result<(Vec<Finding>, usize)> {
     let snapshot = NodeSnapshot::take(&[runtime.results_dir()]);
     let (first, attached) = examine_once(directories, runtime, table)?;
-    let title = |attached: &ExaminedAttachment| FindingSubject::Object(attachment_title(&attached.cached));
+    let title =
+        |attached: &ExaminedAttachment| FindingSubject::Object(attachment_title(&attached.cached));
     let mut titles: Vec<FindingSubject> = attached.iter().map(title).collect();
     // DEL deletes the record before the rules.
     titles.extend(first.iter().filter_map(attachments::subject_of_ports));
@@ -95,7 +97,8 @@ pub(super) fn examine_node(
     let moving: Vec<FindingSubject> = moving.map(title).collect();
     let is_confirmed = |finding: &Finding| first.iter().any(|other| other.is_equal(finding));
     findings.retain(|finding| {
-        !moving.contains(&finding.subject) && (!titles.contains(&finding.subject) || is_confirmed(finding))
+        !moving.contains(&finding.subject)
+            && (!titles.contains(&finding.subject) || is_confirmed(finding))
     });
     Ok((findings, now.len()))
 }
@@ -161,9 +164,14 @@ fn lint_configurations(directories: &ToolDirectories, table: AppletTable) -> Vec
 }
 
 /// Plugins of these networks that are missing or replaced by another executable.
-fn examine_plugins(networks: &[NetworkList], runtime: &Runtime, table: AppletTable) -> Vec<Finding> {
+fn examine_plugins(
+    networks: &[NetworkList],
+    runtime: &Runtime,
+    table: AppletTable,
+) -> Vec<Finding> {
     let plugins = networks.iter().flat_map(|list| &list.plugins);
-    let mut names = collect_set(plugins.flat_map(|plugin| [&*plugin.plugin_type, &*plugin.ipam_type]));
+    let mut names =
+        collect_set(plugins.flat_map(|plugin| [&*plugin.plugin_type, &*plugin.ipam_type]));
     names.remove("");
     names.iter().filter_map(|name| examine_plugin(name, runtime, table)).collect()
 }

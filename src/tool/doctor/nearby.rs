@@ -35,7 +35,11 @@ pub(super) fn examine_networks(networks: &[RoutedNetwork<'_>]) -> Vec<Finding> {
     if let Ok(nft) = NftSocket::open() {
         findings.extend(forward::find_dropping_chains(&nft, networks));
         let services = NftTable::new(TableFamily::Ip, "nat").named_chain(SERVICES);
-        findings.extend(unseen_services(networks, nft.has_object(services).unwrap_or_default(), &filter));
+        findings.extend(unseen_services(
+            networks,
+            nft.has_object(services).unwrap_or_default(),
+            &filter,
+        ));
     }
     findings.extend(legacy_forward(networks, &filter));
     if let Ok(host) = Netlink::open() {
@@ -68,12 +72,17 @@ fn legacy_forward(networks: &[RoutedNetwork<'_>], filter: &PacketFilter) -> Vec<
         let remedy = forward::accept_by_iptables(program, chain, link);
         Some(Finding::new_warning(subject, problem, remedy))
     };
-    let families = [(netlink::IpFamily::V4, "iptables-legacy"), (netlink::IpFamily::V6, "ip6tables-legacy")];
+    let families =
+        [(netlink::IpFamily::V4, "iptables-legacy"), (netlink::IpFamily::V6, "ip6tables-legacy")];
     families.into_iter().filter_map(chain).collect()
 }
 
 /// Rules of kube-proxy that bridged packets bypass.
-fn unseen_services(networks: &[RoutedNetwork<'_>], on_nft: bool, filter: &PacketFilter) -> Option<Finding> {
+fn unseen_services(
+    networks: &[RoutedNetwork<'_>],
+    on_nft: bool,
+    filter: &PacketFilter,
+) -> Option<Finding> {
     let is_bridged = networks.iter().any(|(list, _)| bridge_names(list).next().is_some());
     let in_legacy = || {
         let lines = filter.list_legacy_chain(netlink::IpFamily::V4, "nat", "PREROUTING");
@@ -98,7 +107,9 @@ fn accepts_in_iptables(plugin: &PluginConfig) -> bool {
 
 pub(super) fn bridge_names(list: &NetworkList) -> impl Iterator<Item = &str> {
     let bridges = list.plugins.iter().filter(|plugin| plugin.plugin_type == "bridge");
-    bridges.map(|plugin| plugin.json().get_present_member("bridge").and_then(Json::as_str).unwrap_or("cni0"))
+    bridges.map(|plugin| {
+        plugin.json().get_present_member("bridge").and_then(Json::as_str).unwrap_or("cni0")
+    })
 }
 
 /// Managers of the link that remove addresses and routes that are not in their own configuration.

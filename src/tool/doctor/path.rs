@@ -11,8 +11,10 @@ use crate::sysctl;
 use crate::tool::finding::Finding;
 
 /// Addresses that are not in use (RFC 5737, RFC 3849): packets to them take the default route.
-pub(super) const ELSEWHERE: [IpAddr; 2] =
-    [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
+pub(super) const ELSEWHERE: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+];
 
 /// The kinds of tunnel links.
 const TUNNELS: [&str; 6] = ["geneve", "gre", "ip6tnl", "ipip", "vxlan", "wireguard"];
@@ -26,8 +28,8 @@ pub(super) fn find_disabled_forwarding(routed: &[RoutedNetwork<'_>]) -> Vec<Find
     let keys = [(true, "net/ipv4/ip_forward"), (false, "net/ipv6/conf/all/forwarding")];
     keys.into_iter()
         .filter_map(|(is_v4, key)| {
-            let is_off =
-                ips.clone().any(|ip| ip.is_ipv4() == is_v4) && sysctl::read_value(key).is_ok_and(|value| value == "0");
+            let is_off = ips.clone().any(|ip| ip.is_ipv4() == is_v4)
+                && sysctl::read_value(key).is_ok_and(|value| value == "0");
             let key = key.replace('/', ".");
             let problem = format!("{key} is 0: packets of containers are not forwarded");
             is_off.then(|| Finding::new_error("node", problem, format!("sysctl -w {key}=1")))
@@ -94,7 +96,9 @@ fn narrowest_uplink(host: &Netlink) -> Option<Link> {
         host.dump_routes(&filter).is_ok_and(|routes| routes.iter().any(|route| route.gw.is_some()))
     };
     let is_tunnel = |link: &Link| link.kind.as_deref().is_some_and(|kind| TUNNELS.contains(&kind));
-    links.retain(|link| by_default.contains(&Some(link.index)) || (is_tunnel(link) && link.up && has_gateway(link)));
+    links.retain(|link| {
+        by_default.contains(&Some(link.index)) || (is_tunnel(link) && link.up && has_gateway(link))
+    });
     links.into_iter().min_by_key(|link| link.mtu)
 }
 

@@ -10,10 +10,16 @@ use cni::error::Result;
 
 impl GarbageCollector<'_> {
     /// Removes, or with `dry_run` lists, what leads ports to containers that have ended, without a record of them.
-    pub(super) fn collect_port_owners(&self, dry_run: bool, outcomes: &mut Vec<ActionOutcome>) -> Result<()> {
+    pub(super) fn collect_port_owners(
+        &self,
+        dry_run: bool,
+        outcomes: &mut Vec<ActionOutcome>,
+    ) -> Result<()> {
         for owner in &self.port_owners {
             let PortOwner { network, id, .. } = owner;
-            if !self.selection.has_attachment(network, id) || port_owner::find_record(owner).is_some() {
+            if !self.selection.has_attachment(network, id)
+                || port_owner::find_record(owner).is_some()
+            {
                 continue;
             }
             let of_network = self.stores.iter().filter(|store| store.network == *network);
@@ -37,7 +43,9 @@ impl GarbageCollector<'_> {
                         outcomes.push(outcome("removed", why));
                     }
                 }
-                (PortOwnerState::InDoubt(why), None) if dry_run && owner.collect_command().is_some() => {
+                (PortOwnerState::InDoubt(why), None)
+                    if dry_run && owner.collect_command().is_some() =>
+                {
                     outcomes.push(self.outcome_in_doubt(network, id, object.clone(), why));
                 }
                 _ => {}

@@ -119,7 +119,12 @@ impl StagingArea {
     }
 
     /// Replaces or removes a file of the directory, atomically.
-    fn replace_entry(&self, directory: &Path, step: &InstallStep, undo: &mut Rollback<'_>) -> Result<()> {
+    fn replace_entry(
+        &self,
+        directory: &Path,
+        step: &InstallStep,
+        undo: &mut Rollback<'_>,
+    ) -> Result<()> {
         let (path, old) = (directory.join(&step.name), self.old.join(&step.name));
         let new = match step.action {
             FileAction::Restore => backup_path(directory, &step.name),
@@ -153,8 +158,9 @@ impl StagingArea {
 /// Runs every installed plugin of `directory` with VERSION, through the name that runtimes use.
 fn verify_plugins(job: &InstallJob<'_>, plan: &InstallPlan, directory: &Path) -> Result<()> {
     let is_staged = directory != job.options.directory;
-    let is_in_directory =
-        |step: &&InstallStep| step.action.writes_file() || step.action == FileAction::Unchanged && !is_staged;
+    let is_in_directory = |step: &&InstallStep| {
+        step.action.writes_file() || step.action == FileAction::Unchanged && !is_staged
+    };
     for step in plan.steps.iter().filter(is_in_directory) {
         let applet = job.applets.iter().find(|applet| applet.name == step.name);
         let Some(applet) = applet else { continue };
@@ -174,14 +180,19 @@ fn verify_plugin(applet: &Applet, path: &Path, is_own_binary: bool) -> Result<()
         return Ok(fs::metadata(path).map(drop).during("open", path)?);
     };
     let info = query_version_info(&ProcessExecutor, path, Some(VERSION_TIMEOUT))?;
-    match versions.iter().find(|version| is_own_binary && !info.supports_version(version.as_str())) {
+    match versions.iter().find(|version| is_own_binary && !info.supports_version(version.as_str()))
+    {
         Some(version) => Err(Error::internal(format!("the plugin does not support {version}"))),
         None => Ok(()),
     }
 }
 
 /// Installs the network configuration and returns its entry of the manifest.
-fn install_config(plan: &InstallPlan, conf: &PlannedConfig, undo: &mut Rollback<'_>) -> Result<InstalledConfig> {
+fn install_config(
+    plan: &InstallPlan,
+    conf: &PlannedConfig,
+    undo: &mut Rollback<'_>,
+) -> Result<InstalledConfig> {
     let PlannedConfig { step, path, bytes } = conf;
     let old = plan.old.conflist.as_ref().filter(|old| old.path == *path);
     let backup = match step.action {
@@ -208,7 +219,12 @@ mod tests {
     fn an_undo_keeps_what_another_process_installed_since() {
         let dir = tempfile::tempdir().unwrap();
         let (stage, path) = (StagingArea::new(dir.path()).unwrap(), dir.path().join("bridge"));
-        let step = InstallStep { name: "bridge".to_owned(), action: FileAction::Update, was: None, backup: false };
+        let step = InstallStep {
+            name: "bridge".to_owned(),
+            action: FileAction::Update,
+            was: None,
+            backup: false,
+        };
         for (since, expected) in [(None, "old"), (Some("other"), "other")] {
             fs::write(&path, "old").unwrap();
             fs::write(stage.new.join("bridge"), "new").unwrap();

@@ -51,7 +51,8 @@ impl PluginDirectory {
         let names = collect_set(owned.chain(names.iter().copied()).chain([BINARY]));
         let (mut entries, mut contents) = (BTreeMap::new(), BTreeMap::new());
         for name in names {
-            if let Some(entry) = PluginDirectoryEntry::read_entry(&path.join(name), &mut contents)? {
+            if let Some(entry) = PluginDirectoryEntry::read_entry(&path.join(name), &mut contents)?
+            {
                 entries.insert(name.to_owned(), entry);
             }
         }
@@ -66,7 +67,9 @@ impl PluginDirectory {
     pub(super) fn is_unchanged(&self, owned: &InstalledFile) -> bool {
         self.find_entry(&owned.name).is_some_and(|entry| match (&owned.link, &owned.sha256) {
             (Some(link), _) => entry.links_to(link),
-            (None, Some(sha256)) => entry.link.is_none() && entry.content.as_ref().is_some_and(|c| c.sha256 == *sha256),
+            (None, Some(sha256)) => {
+                entry.link.is_none() && entry.content.as_ref().is_some_and(|c| c.sha256 == *sha256)
+            }
             (None, None) => false,
         })
     }
@@ -81,14 +84,17 @@ impl PluginDirectoryEntry {
     ) -> Result<Option<PluginDirectoryEntry>> {
         let metadata = if_present(path.symlink_metadata()).during("read", path)?;
         let Some(metadata) = metadata else { return Ok(None) };
-        let link = metadata.is_symlink().then(|| fs::read_link(path).during("read", path)).transpose()?;
+        let link =
+            metadata.is_symlink().then(|| fs::read_link(path).during("read", path)).transpose()?;
         let content = match fs::metadata(path) {
             Ok(file) if file.is_file() => Some(match contents.entry(device_inode(&file)) {
                 Slot::Occupied(known) => known.get().clone(),
                 Slot::Vacant(slot) => {
                     let bytes = files::read_file(path).during("read", path)?;
-                    let content =
-                        EntryContent { sha256: sha256_hex(&bytes), origin: ExecutableOrigin::from_bytes(&bytes) };
+                    let content = EntryContent {
+                        sha256: sha256_hex(&bytes),
+                        origin: ExecutableOrigin::from_bytes(&bytes),
+                    };
                     slot.insert(content).clone()
                 }
             }),
@@ -195,7 +201,8 @@ impl InstallManifest {
         let json = Json::parse(&bytes).context(read)?;
         let manifest: InstallManifest = json.decode().context(read)?;
         // Files of these names are removed: a name must not lead out of the directory.
-        let is_path = |owned: &&InstalledFile| owned.name.contains('/') || owned.name.starts_with('.');
+        let is_path =
+            |owned: &&InstalledFile| owned.name.contains('/') || owned.name.starts_with('.');
         match manifest.files.iter().find(is_path) {
             Some(InstalledFile { name, .. }) => {
                 Err(Error::config(format!("{}: \"{name}\" is not a file name", read())))

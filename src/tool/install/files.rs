@@ -97,7 +97,9 @@ pub(super) fn protect_executable(directory: &Path) {
     let path = directory.join(BINARY);
     if let Err(cause) = set_immutable(&path, true) {
         let why = match Errno::from_raw(cause.raw_os_error().unwrap_or_default()) {
-            Errno::ENOTTY | Errno::EOPNOTSUPP | Errno::EINVAL => "the file system has no immutable flag".to_owned(),
+            Errno::ENOTTY | Errno::EOPNOTSUPP | Errno::EINVAL => {
+                "the file system has no immutable flag".to_owned()
+            }
             Errno::EPERM => "the capability LINUX_IMMUTABLE is missing".to_owned(),
             errno => errno_text(errno),
         };

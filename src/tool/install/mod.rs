@@ -114,19 +114,34 @@ pub(super) fn maintain_installation(directory: &Path, table: AppletTable) -> Res
     let applets = table.applets;
     let installed = InstallManifest::load_from(directory).unwrap_or_default();
     let names = applets.iter().map(|applet| applet.name);
-    let only = names.filter(|name| installed.find_file(name).is_some()).map(str::to_owned).collect();
+    let only =
+        names.filter(|name| installed.find_file(name).is_some()).map(str::to_owned).collect();
     let mut line = CommandLine::default();
     line.words.push(directory.display().to_string());
-    let options = InstallOptions { mode: installed.mode, only, ..InstallOptions::from_command_line(&line, |_| None)? };
-    watch::install_and_watch(&InstallJob { options: &options, applets, payload: InstallPayload::read_own()? })
+    let options = InstallOptions {
+        mode: installed.mode,
+        only,
+        ..InstallOptions::from_command_line(&line, |_| None)?
+    };
+    watch::install_and_watch(&InstallJob {
+        options: &options,
+        applets,
+        payload: InstallPayload::read_own()?,
+    })
 }
 
 /// Runs `cnibox uninstall` with the arguments that follow it.
 pub(super) fn main_uninstall(args: Vec<String>, _: AppletTable) -> ExitCode {
-    run_tool(&UNINSTALL, args, |options| print_report(options, &uninstall::remove_installation(options)?))
+    run_tool(&UNINSTALL, args, |options| {
+        print_report(options, &uninstall::remove_installation(options)?)
+    })
 }
 
-fn run_tool(tool: &ToolCommand, args: Vec<String>, work: impl FnOnce(&InstallOptions) -> Result<ExitCode>) -> ExitCode {
+fn run_tool(
+    tool: &ToolCommand,
+    args: Vec<String>,
+    work: impl FnOnce(&InstallOptions) -> Result<ExitCode>,
+) -> ExitCode {
     tool.run_command(
         args,
         |line| InstallOptions::from_command_line(&line, |name| env::var_os(name)),

@@ -6,12 +6,15 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::options::{CommandLine, CommandOption, long_option, unexpected_argument, unknown_word_error, usage_error};
+use crate::options::{
+    CommandLine, CommandOption, long_option, unexpected_argument, unknown_word_error, usage_error,
+};
 use crate::tool::directories::{CONF, CONF_DIR, PLUGIN_DIR};
 use crate::tool::{DRY_RUN, JSON};
 use cni::error::{Error, Result};
 
-const ROOT: CommandOption = long_option("--root", "DIR", "prefix of every directory [environment: DESTDIR]");
+const ROOT: CommandOption =
+    long_option("--root", "DIR", "prefix of every directory [environment: DESTDIR]");
 const NO_BACKUP: &str = "--no-backup";
 pub(super) const INSTALL_OPTIONS: &[CommandOption] = &[
     long_option("--mode", "MODE", "symlink (relative, the default), hardlink or copy"),
@@ -22,11 +25,19 @@ pub(super) const INSTALL_OPTIONS: &[CommandOption] = &[
     ),
     long_option("--only", "NAMES", "install only these applets, separated by commas"),
     long_option("--skip", "NAMES", "install all applets except these"),
-    long_option("--replace", "", "also replace files that are neither cnibox nor reference plugins"),
+    long_option(
+        "--replace",
+        "",
+        "also replace files that are neither cnibox nor reference plugins",
+    ),
     long_option("--backup", "", "back up replaced files for cnibox uninstall (the default)"),
     long_option(NO_BACKUP, "", "do not back up replaced files"),
     long_option("--force", "", "replace a newer release of cnibox with this one"),
-    long_option("--no-verify", "", "do not run each plugin with VERSION: for a directory mounted noexec"),
+    long_option(
+        "--no-verify",
+        "",
+        "do not run each plugin with VERSION: for a directory mounted noexec",
+    ),
     long_option("--conflist", "FILE", "install this network configuration last"),
     CONF,
     long_option(
@@ -63,8 +74,11 @@ pub(super) enum InstallMode {
 }
 
 /// The values of `--mode`, the default first.
-pub(super) const MODES: [(&str, InstallMode); 3] =
-    [("symlink", InstallMode::Symlink), ("hardlink", InstallMode::Hardlink), ("copy", InstallMode::Copy)];
+pub(super) const MODES: [(&str, InstallMode); 3] = [
+    ("symlink", InstallMode::Symlink),
+    ("hardlink", InstallMode::Hardlink),
+    ("copy", InstallMode::Copy),
+];
 
 /// When existing plugins are replaced.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -124,7 +138,8 @@ impl InstallOptions {
             [_, extra, ..] => return Err(unexpected_argument(extra)),
         };
         let conf_dir = line.last_value(CONF.flag).unwrap_or(CONF_DIR);
-        let backup = line.given_flags().filter(|flag| ["--backup", NO_BACKUP].contains(flag)).last();
+        let backup =
+            line.given_flags().filter(|flag| ["--backup", NO_BACKUP].contains(flag)).last();
         let names = |flag: &str| {
             let names = line.all_values(flag).flat_map(|names| names.split(','));
             names.filter(|name| !name.is_empty()).map(str::to_owned).collect()

@@ -21,8 +21,10 @@ use cni::runtime::cache::encode_hex;
 const MARK: &str = concat!("cnibox-release=", env!("CARGO_PKG_VERSION"), ";");
 const MARK_START: &str = "cnibox-release=";
 /// The main packages of the reference plugins, as Go's build information names them.
-const PACKAGES: [&str; 2] =
-    ["path\tgithub.com/containernetworking/plugins/plugins/", "path\tgithub.com/flannel-io/cni-plugin"];
+const PACKAGES: [&str; 2] = [
+    "path\tgithub.com/containernetworking/plugins/plugins/",
+    "path\tgithub.com/flannel-io/cni-plugin",
+];
 /// The text before the release in Go's build information: a linker flag, or the module.
 const RELEASES: [&str; 3] = [
     "buildversion.BuildVersion=v",
@@ -51,11 +53,9 @@ impl ExecutableOrigin {
             return ExecutableOrigin::Own(release);
         }
         if PACKAGES.iter().any(|package| rest_after_matches(bytes, package).next().is_some()) {
-            return ExecutableOrigin::Reference(
-                RELEASES
-                    .iter()
-                    .find_map(|key| rest_after_matches(bytes, key).find_map(|rest| parse_release(rest, b'"'))),
-            );
+            return ExecutableOrigin::Reference(RELEASES.iter().find_map(|key| {
+                rest_after_matches(bytes, key).find_map(|rest| parse_release(rest, b'"'))
+            }));
         }
         ExecutableOrigin::Foreign
     }
@@ -88,8 +88,10 @@ fn rest_after_matches<'a>(bytes: &'a [u8], needle: &'a str) -> impl Iterator<Ite
 /// The version at the start of `rest`: digits and dots up to `end` or white space. A suffix after a
 /// dash or plus sign is left out.
 fn parse_release(rest: &[u8], end: u8) -> Option<String> {
-    let length =
-        rest.iter().take(32).position(|byte| *byte == end || byte.is_ascii_whitespace() || b"-+'".contains(byte))?;
+    let length = rest
+        .iter()
+        .take(32)
+        .position(|byte| *byte == end || byte.is_ascii_whitespace() || b"-+'".contains(byte))?;
     let text = std::str::from_utf8(&rest[..length]).ok().filter(|text| !text.is_empty())?;
     text.parse::<VersionNumber>().is_ok().then(|| text.to_owned())
 }
@@ -104,12 +106,13 @@ pub(super) struct InstallPayload {
 impl InstallPayload {
     /// Reads `/proc/self/exe`, since the file may have been replaced on disk.
     pub(super) fn read_own() -> Result<InstallPayload> {
-        let bytes =
-            files::read_file(Path::new("/proc/self/exe")).map_err(|cause| Error::io("read /proc/self/exe", &cause))?;
+        let bytes = files::read_file(Path::new("/proc/self/exe"))
+            .map_err(|cause| Error::io("read /proc/self/exe", &cause))?;
         // Without this use the linker would drop the mark.
         let ExecutableOrigin::Own(release) = ExecutableOrigin::from_bytes(&bytes) else {
             let mark = black_box(MARK);
-            let msg = format!("this executable does not contain \"{mark}\", which names its release");
+            let msg =
+                format!("this executable does not contain \"{mark}\", which names its release");
             return Err(Error::internal(msg));
         };
         let sha256 = sha256_hex(&bytes);
@@ -132,20 +135,35 @@ mod tests {
 
     #[test]
     fn the_origin_of_an_executable_is_read_from_its_content() {
-        assert_eq!(elf("cnibox-release=;cnibox-release=1.20.3;"), ExecutableOrigin::Own("1.20.3".into()));
+        assert_eq!(
+            elf("cnibox-release=;cnibox-release=1.20.3;"),
+            ExecutableOrigin::Own("1.20.3".into())
+        );
         assert_eq!(elf("cnibox-release=%s"), ExecutableOrigin::Foreign);
         let main = "path\tgithub.com/containernetworking/plugins/plugins/main/bridge\n";
         assert_eq!(elf(main), ExecutableOrigin::Reference(None));
         let module = "mod\tgithub.com/containernetworking/plugins\tv1.5.1\th1:x\n";
-        assert_eq!(elf(&format!("{main}{module}")), ExecutableOrigin::Reference(Some("1.5.1".into())));
+        assert_eq!(
+            elf(&format!("{main}{module}")),
+            ExecutableOrigin::Reference(Some("1.5.1".into()))
+        );
         let module = "mod\tgithub.com/containernetworking/plugins\tv1.6.0-rc1\n";
-        assert_eq!(elf(&format!("{main}{module}")), ExecutableOrigin::Reference(Some("1.6.0".into())));
+        assert_eq!(
+            elf(&format!("{main}{module}")),
+            ExecutableOrigin::Reference(Some("1.6.0".into()))
+        );
         let flag = "build\t-ldflags=\"-X github.com/x/buildversion.BuildVersion=v1.7.1\"\n";
-        assert_eq!(elf(&format!("{main}{flag}")), ExecutableOrigin::Reference(Some("1.7.1".into())));
+        assert_eq!(
+            elf(&format!("{main}{flag}")),
+            ExecutableOrigin::Reference(Some("1.7.1".into()))
+        );
         // A foreign plugin that uses the reference's packages.
         let other = "path\tgithub.com/x/y\ndep\tgithub.com/containernetworking/plugins\tv1.1.1\n";
         assert_eq!(elf(other), ExecutableOrigin::Foreign);
-        assert_eq!(ExecutableOrigin::from_bytes(format!("#!/bin/sh\n{main}").as_bytes()), ExecutableOrigin::Foreign);
+        assert_eq!(
+            ExecutableOrigin::from_bytes(format!("#!/bin/sh\n{main}").as_bytes()),
+            ExecutableOrigin::Foreign
+        );
     }
 
     #[test]

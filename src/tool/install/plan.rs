@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::directory::{InstallManifest, InstalledFile, PluginDirectory, PluginDirectoryEntry, backup_path};
+use super::directory::{
+    InstallManifest, InstalledFile, PluginDirectory, PluginDirectoryEntry, backup_path,
+};
 use super::files::{self, if_present};
 use super::options::{InstallMode, ReplacePolicy};
 use super::origin::{ExecutableOrigin, is_newer_release, sha256_hex};
@@ -87,7 +89,12 @@ impl InstallPlan {
             plan_steps(job, &directory)?
         };
         let plan = InstallPlan { steps, conf: None, manifest, old: directory.manifest };
-        let conf = job.options.conflist.as_deref().map(|file| plan_config(job, file, &plan)).transpose()?;
+        let conf = job
+            .options
+            .conflist
+            .as_deref()
+            .map(|file| plan_config(job, file, &plan))
+            .transpose()?;
         Ok(InstallPlan { conf, ..plan })
     }
 
@@ -108,12 +115,25 @@ impl InstallPlan {
     }
 }
 
-fn new_step(job: &InstallJob<'_>, name: &str, action: FileAction, entry: Option<&PluginDirectoryEntry>) -> InstallStep {
+fn new_step(
+    job: &InstallJob<'_>,
+    name: &str,
+    action: FileAction,
+    entry: Option<&PluginDirectoryEntry>,
+) -> InstallStep {
     let backup = action == FileAction::Replace && job.options.backup;
-    InstallStep { name: name.to_owned(), action, was: entry.map(PluginDirectoryEntry::describe), backup }
+    InstallStep {
+        name: name.to_owned(),
+        action,
+        was: entry.map(PluginDirectoryEntry::describe),
+        backup,
+    }
 }
 
-fn plan_steps(job: &InstallJob<'_>, directory: &PluginDirectory) -> Result<(Vec<InstallStep>, InstallManifest)> {
+fn plan_steps(
+    job: &InstallJob<'_>,
+    directory: &PluginDirectory,
+) -> Result<(Vec<InstallStep>, InstallManifest)> {
     let entry = directory.find_entry(BINARY);
     let binary = new_step(job, BINARY, binary_action(job, directory)?, entry);
     let remaining = entry.filter(|_| !binary.action.writes_file());
@@ -127,7 +147,9 @@ fn plan_steps(job: &InstallJob<'_>, directory: &PluginDirectory) -> Result<(Vec<
         let entry = directory.find_entry(name);
         let action = match entry {
             None => FileAction::Install,
-            Some(entry) if is_as_wanted(job.options.mode, entry, remaining, sha256) => FileAction::Unchanged,
+            Some(entry) if is_as_wanted(job.options.mode, entry, remaining, sha256) => {
+                FileAction::Unchanged
+            }
             Some(entry) => link_action(job, entry),
         };
         if action == FileAction::Replace && !entry.is_some_and(|entry| may_replace(job, entry)) {
@@ -159,7 +181,9 @@ fn binary_action(job: &InstallJob<'_>, directory: &PluginDirectory) -> Result<Fi
         }
         return Ok(if is_overwritten { FileAction::Update } else { FileAction::Replace });
     };
-    if policy == ReplacePolicy::IfNotPresent || policy == ReplacePolicy::IfNewer && !is_newer_release(own, &release) {
+    if policy == ReplacePolicy::IfNotPresent
+        || policy == ReplacePolicy::IfNewer && !is_newer_release(own, &release)
+    {
         return Ok(FileAction::Keep);
     }
     if is_newer_release(&release, own) && !job.options.force {
@@ -201,7 +225,8 @@ fn is_as_wanted(
 }
 
 fn may_replace(job: &InstallJob<'_>, entry: &PluginDirectoryEntry) -> bool {
-    entry.is_replaceable() && (job.options.replace || entry.file_origin() != ExecutableOrigin::Foreign)
+    entry.is_replaceable()
+        && (job.options.replace || entry.file_origin() != ExecutableOrigin::Foreign)
 }
 
 fn foreign_files_error(job: &InstallJob<'_>, names: &[&str]) -> Error {
@@ -223,7 +248,8 @@ fn stale_file_steps(job: &InstallJob<'_>, directory: &PluginDirectory) -> Vec<In
             !is_applet && owned.name != BINARY && directory.is_unchanged(owned)
         })
         .map(|owned| {
-            let action = if owned.backup.is_some() { FileAction::Restore } else { FileAction::Remove };
+            let action =
+                if owned.backup.is_some() { FileAction::Restore } else { FileAction::Remove };
             new_step(job, &owned.name, action, None)
         })
         .collect()
@@ -236,7 +262,8 @@ fn new_manifest(
     sha256: &str,
 ) -> InstallManifest {
     let old = &directory.manifest;
-    let is_owned = |step: &&InstallStep| step.action.writes_file() || step.action == FileAction::Unchanged;
+    let is_owned =
+        |step: &&InstallStep| step.action.writes_file() || step.action == FileAction::Unchanged;
     let mut files: Vec<InstalledFile> = old
         .files
         .iter()
@@ -246,15 +273,28 @@ fn new_manifest(
         })
         .cloned()
         .collect();
-    files.extend(steps.iter().filter(is_owned).map(|step| new_manifest_entry(job, old, step, sha256)));
+    files.extend(
+        steps.iter().filter(is_owned).map(|step| new_manifest_entry(job, old, step, sha256)),
+    );
     sort_by(&mut files, |a, b| a.name.cmp(&b.name));
     let keeps_binary = steps.first().is_some_and(|step| step.action == FileAction::Keep);
     let version = if keeps_binary { old.version.clone() } else { job.payload.release.clone() };
     let protect = job.options.protect || old.protect;
-    InstallManifest { version, mode: job.options.mode, protect, files, conflist: old.conflist.clone() }
+    InstallManifest {
+        version,
+        mode: job.options.mode,
+        protect,
+        files,
+        conflist: old.conflist.clone(),
+    }
 }
 
-fn new_manifest_entry(job: &InstallJob<'_>, old: &InstallManifest, step: &InstallStep, sha256: &str) -> InstalledFile {
+fn new_manifest_entry(
+    job: &InstallJob<'_>,
+    old: &InstallManifest,
+    step: &InstallStep,
+    sha256: &str,
+) -> InstalledFile {
     let name = step.name.clone();
     // A backup of an installer that was killed before it saved the manifest.
     let orphan = || {
@@ -293,10 +333,15 @@ fn plan_config(job: &InstallJob<'_>, file: &Path, plan: &InstallPlan) -> Result<
         Some(_) => {
             let path = path.display();
             let msg = format!("{path} exists, and is not from this installer; nothing was changed");
-            return Err(Error::config(msg).with_details("--replace replaces it and backs it up for uninstall"));
+            return Err(Error::config(msg)
+                .with_details("--replace replaces it and backs it up for uninstall"));
         }
     };
-    Ok(PlannedConfig { step: new_step(job, &path.display().to_string(), action, None), path, bytes })
+    Ok(PlannedConfig {
+        step: new_step(job, &path.display().to_string(), action, None),
+        path,
+        bytes,
+    })
 }
 
 /// Fails if a plugin of the network will be missing: each ADD would fail.
@@ -306,7 +351,9 @@ fn require_plugins(job: &InstallJob<'_>, list: &NetworkList, plan: &InstallPlan)
         !plan.steps.iter().any(|step| step.name == **kind && step.action.writes_file())
             && !directory.join(kind).exists()
     }) {
-        Some(kind) => Err(Error::config(format!("no plugin \"{kind}\" in {}", directory.display()))),
+        Some(kind) => {
+            Err(Error::config(format!("no plugin \"{kind}\" in {}", directory.display())))
+        }
         None => Ok(()),
     }
 }

@@ -32,7 +32,9 @@ impl OwnExecutable {
     pub(in crate::tool) fn restart_if_replaced(&self) {
         let is_cnibox = || {
             let read = files::read_file(&self.path);
-            read.is_ok_and(|bytes| matches!(ExecutableOrigin::from_bytes(&bytes), ExecutableOrigin::Own(_)))
+            read.is_ok_and(|bytes| {
+                matches!(ExecutableOrigin::from_bytes(&bytes), ExecutableOrigin::Own(_))
+            })
         };
         if !self.is_missing() && !invoke::is_own_executable(&self.path) && is_cnibox() {
             warn!("could not restart: {}", cmd::replace_process(&self.path));

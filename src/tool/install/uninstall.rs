@@ -6,8 +6,8 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use super::directory::{
-    InstallManifest, InstalledConfig, InstalledFile, PluginDirectory, PluginDirectoryEntry, backup_path,
-    replace_text_file,
+    InstallManifest, InstalledConfig, InstalledFile, PluginDirectory, PluginDirectoryEntry,
+    backup_path, replace_text_file,
 };
 use super::files::{self, unprotect_executable};
 use super::options::InstallOptions;
@@ -51,7 +51,8 @@ pub(super) fn remove_installation(options: &InstallOptions) -> Result<Vec<Instal
     drop(lock);
     if options.hand_over
         && ((steps.iter().any(|step| step.action == FileAction::Restore))
-            || (steps.iter().any(|step| step.action.is_change())) && !AttachmentRecord::read_all(None).is_empty())
+            || (steps.iter().any(|step| step.action.is_change()))
+                && !AttachmentRecord::read_all(None).is_empty())
     {
         // The restored plugins find the rules of running containers only in their own layout, and the
         // plugins of this executable can no longer be started.
@@ -81,7 +82,9 @@ fn file_step(directory: &Path, state: &PluginDirectory, owned: &InstalledFile) -
     let action = match entry {
         Some(_) if !state.is_unchanged(owned) => FileAction::Keep,
         // The backup is restored even if somebody has removed the plugin.
-        _ if owned.backup.is_some() && (backup_path(directory, &owned.name).symlink_metadata().is_ok()) => {
+        _ if owned.backup.is_some()
+            && (backup_path(directory, &owned.name).symlink_metadata().is_ok()) =>
+        {
             FileAction::Restore
         }
         Some(_) => FileAction::Remove,

@@ -79,7 +79,11 @@ impl DirectoryWatch {
     }
 
     /// Waits for a change, at most `limit`, and then until [`SETTLE`] passes without an event.
-    fn wait_until_settled(&mut self, signals: &StopSignals, limit: Option<Duration>) -> Result<WakeReason> {
+    fn wait_until_settled(
+        &mut self,
+        signals: &StopSignals,
+        limit: Option<Duration>,
+    ) -> Result<WakeReason> {
         let mut limit = limit;
         loop {
             match signals.wait_for_event(&[self.inotify.as_fd()], limit)? {
@@ -93,7 +97,8 @@ impl DirectoryWatch {
 
     /// Reads all events. Returns whether any of them is not about [`STATE`].
     fn drain_events(&mut self) -> Result<bool> {
-        let gone = AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_MOVE_SELF | AddWatchFlags::IN_IGNORED;
+        let gone =
+            AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_MOVE_SELF | AddWatchFlags::IN_IGNORED;
         let mut is_relevant = false;
         loop {
             let events = match self.inotify.read_events() {
@@ -104,7 +109,10 @@ impl DirectoryWatch {
             };
             self.is_gone |= events.iter().any(|event| event.mask.intersects(gone));
             is_relevant |= !events.iter().all(|event| {
-                event.name.as_ref().is_some_and(|name| name.as_encoded_bytes().starts_with(STATE.as_bytes()))
+                event
+                    .name
+                    .as_ref()
+                    .is_some_and(|name| name.as_encoded_bytes().starts_with(STATE.as_bytes()))
             });
         }
     }

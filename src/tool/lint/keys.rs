@@ -38,11 +38,15 @@ pub(super) fn capability_remedy(name: &str, used: &[&str], keys: &[&str]) -> Str
 
 /// The keys of `args` that plugins read below `args.cni` only.
 pub(super) fn keys_above_cni(conf: &Json) -> Vec<String> {
-    const OF_ROUTES: [&str; 5] = ["addroutes", "delroutes", "flushgateway", "flushroutes", "skipcheck"];
+    const OF_ROUTES: [&str; 5] =
+        ["addroutes", "delroutes", "flushgateway", "flushroutes", "skipcheck"];
     const READ: [&str; 7] = ["allmulti", "ips", "mac", "mtu", "promisc", "sysctl", "txQLen"];
     let Some(Json::Object(members)) = conf.get_present_member("args") else { return Vec::new() };
     let names = members.iter().map(|(name, _)| name.as_str());
-    names.filter(|name| READ.contains(name) || OF_ROUTES.contains(name)).map(str::to_owned).collect()
+    names
+        .filter(|name| READ.contains(name) || OF_ROUTES.contains(name))
+        .map(str::to_owned)
+        .collect()
 }
 
 #[cfg(test)]

@@ -72,23 +72,37 @@ pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
             let cni_path = plugin_path(None);
             let is_offline = line.has_option("--offline") || !nix::unistd::geteuid().is_root();
             let cni_path = (!is_offline).then_some(&*cni_path);
-            report_findings(&lint_files(&paths, table, cni_path), line.has_option("--json"), "no mistake was found")
+            report_findings(
+                &lint_files(&paths, table, cni_path),
+                line.has_option("--json"),
+                "no mistake was found",
+            )
         },
     )
 }
 
 /// All findings in the configurations of these files and directories, by file and position. With a `CNI_PATH`, in which
 /// delegates are searched, the findings include whether this node can serve the networks.
-pub(super) fn lint_files(paths: &[PathBuf], table: AppletTable, cni_path: Option<&str>) -> Vec<Finding> {
+pub(super) fn lint_files(
+    paths: &[PathBuf],
+    table: AppletTable,
+    cni_path: Option<&str>,
+) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut networks = Vec::new();
     for path in paths {
         match files_of_path(path) {
             Ok(files) => {
-                networks.extend(files.iter().map(|file| LintedNetwork::lint_file(file, table, cni_path)));
+                networks.extend(
+                    files.iter().map(|file| LintedNetwork::lint_file(file, table, cni_path)),
+                );
             }
             Err(error) => {
-                let subject = FindingSubject::File { path: path.clone(), position: None, network: String::new() };
+                let subject = FindingSubject::File {
+                    path: path.clone(),
+                    position: None,
+                    network: String::new(),
+                };
                 findings.push(Finding { severity: Severity::Error, subject, error });
             }
         }
@@ -108,7 +122,11 @@ fn sort_key(finding: &Finding) -> (&FindingSubject, &str) {
 }
 
 /// Fails if a configuration has errors; logs warnings. Findings of networks that `is_meant` rejects are ignored.
-pub(super) fn require_no_errors(path: &Path, table: AppletTable, is_meant: &dyn Fn(&str) -> bool) -> Result<()> {
+pub(super) fn require_no_errors(
+    path: &Path,
+    table: AppletTable,
+    is_meant: &dyn Fn(&str) -> bool,
+) -> Result<()> {
     let mut result = Ok(());
     for finding in lint_files(&[path.to_owned()], table, None) {
         match &finding.subject {
@@ -154,7 +172,8 @@ fn subnet_overlaps(networks: &[LintedNetwork]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (i, network) in networks.iter().enumerate() {
         for other in networks[..i].iter().filter(|other| other.name != network.name) {
-            let mut pairs = network.subnets.iter().flat_map(|a| other.subnets.iter().map(move |b| (a, b)));
+            let mut pairs =
+                network.subnets.iter().flat_map(|a| other.subnets.iter().map(move |b| (a, b)));
             if let Some((own, others)) = pairs.find(|(a, b)| a.contains(*b) || b.contains(*a)) {
                 let (name, file) = (&other.name, other.file.display());
                 let msg = format!("subnet {own} overlaps {others} of network \"{name}\" in {file}");

@@ -21,8 +21,15 @@ use cni::runtime::{MAX_CONF_BYTES, NetworkList, PluginConfig};
 use cni::{NetworkName, SpecVersion, version};
 
 /// The keys of a list (CNI specification, section 1). Runtimes match them exactly, including upper and lower case.
-const LIST_KEYS: [&str; 7] =
-    ["cniVersion", "cniVersions", "disableCheck", "disableGC", "loadOnlyInlinedPlugins", "name", "plugins"];
+const LIST_KEYS: [&str; 7] = [
+    "cniVersion",
+    "cniVersions",
+    "disableCheck",
+    "disableGC",
+    "loadOnlyInlinedPlugins",
+    "name",
+    "plugins",
+];
 
 /// Members of a plugin's configuration that are open to any plugin, or come from the runtime: their content is not
 /// checked.
@@ -56,7 +63,11 @@ struct LintedPlugin<'a> {
 
 impl LintedNetwork<'_> {
     /// Reads and examines one file.
-    pub(super) fn lint_file<'a>(file: &Path, table: AppletTable, cni_path: Option<&'a str>) -> LintedNetwork<'a> {
+    pub(super) fn lint_file<'a>(
+        file: &Path,
+        table: AppletTable,
+        cni_path: Option<&'a str>,
+    ) -> LintedNetwork<'a> {
         let mut network = LintedNetwork {
             file: file.to_owned(),
             text: String::new(),
@@ -68,7 +79,8 @@ impl LintedNetwork<'_> {
             findings: Vec::new(),
         };
         if let Err(error) = network.examine_document() {
-            let position = parser_position(error.message()).or_else(|| network.find_position(&named_place(&error)?));
+            let position = parser_position(error.message())
+                .or_else(|| network.find_position(&named_place(&error)?));
             network.findings.push(network.new_finding(Severity::Error, position, error));
         }
         network
@@ -129,14 +141,21 @@ impl LintedNetwork<'_> {
     /// list reads.
     fn examine_list_key(&mut self, name: &str, list: &Json) {
         let types = match list.get_present_member("plugins") {
-            Some(Json::Array(items)) => items.iter().filter_map(|item| item.get_present_member("type")),
+            Some(Json::Array(items)) => {
+                items.iter().filter_map(|item| item.get_present_member("type"))
+            }
             _ => return,
         };
         let plugins = types.filter_map(|name| self.table.find_plugin(name.as_str()?));
         let place = JsonValuePath::root_member(name);
-        if plugins.clone().any(|plugin| (plugin.keys)().member_keys(name).is_some()) || OPEN.contains(&name) {
+        if plugins.clone().any(|plugin| (plugin.keys)().member_keys(name).is_some())
+            || OPEN.contains(&name)
+        {
             let problem = format!("list: \"{name}\" beside \"plugins\" is not read");
-            let error = mistake_error(problem, "move it into the object of the plugin that it is meant for");
+            let error = mistake_error(
+                problem,
+                "move it into the object of the plugin that it is meant for",
+            );
             let position = self.find_position(&place);
             self.findings.push(self.new_finding(Severity::Warning, position, error));
         } else if nearest_word(name, LIST_KEYS.iter().copied()).is_some() {
@@ -177,8 +196,9 @@ impl LintedNetwork<'_> {
             return;
         }
         let ipam = self.examine_ipam_type(part);
-        let mut keys =
-            OPEN.iter().fold(PluginConfig::common_keys(), |keys, name| keys.with_member(name, DecodedKeys::Any));
+        let mut keys = OPEN.iter().fold(PluginConfig::common_keys(), |keys, name| {
+            keys.with_member(name, DecodedKeys::Any)
+        });
         keys = keys.union_with((plugin.keys)());
         if let Some(ipam) = ipam {
             keys = keys.union_with((ipam.keys)());
@@ -202,9 +222,15 @@ impl LintedNetwork<'_> {
     }
 
     /// A chained plugin needs an interface, and only one plugin of a list creates an interface.
-    fn examine_order(&mut self, part: &LintedPlugin<'_>, kind: AppletKind, before: &[PluginConfig]) {
+    fn examine_order(
+        &mut self,
+        part: &LintedPlugin<'_>,
+        kind: AppletKind,
+        before: &[PluginConfig],
+    ) {
         // A plugin of another executable may create any interface.
-        let kind_of = |name: &str| self.table.find_applet(name).map_or(AppletKind::Interface, |a| a.kind);
+        let kind_of =
+            |name: &str| self.table.find_applet(name).map_or(AppletKind::Interface, |a| a.kind);
         let names = before.iter().map(|conf| conf.plugin_type.as_str());
         let mut creators = names.filter(|name| kind_of(name) == AppletKind::Interface);
         let may_follow = ["ipvlan", "loopback"].contains(&part.conf.plugin_type.as_str());
@@ -214,13 +240,22 @@ impl LintedNetwork<'_> {
                 "it allocates addresses for other plugins, and creates no interface",
                 "set it as \"type\" in the \"ipam\" of another plugin",
             ),
-            AppletKind::Chained if creators.next().is_none() => {
-                (Severity::Error, "it needs a plugin before it that creates an interface", "move it behind that plugin")
-            }
+            AppletKind::Chained if creators.next().is_none() => (
+                Severity::Error,
+                "it needs a plugin before it that creates an interface",
+                "move it behind that plugin",
+            ),
             AppletKind::Interface
-                if !may_follow && creators.any(|name| self.table.find_applet(name).is_some() && name != "loopback") =>
+                if !may_follow
+                    && creators.any(|name| {
+                        self.table.find_applet(name).is_some() && name != "loopback"
+                    }) =>
             {
-                (Severity::Warning, "a plugin before it creates the interface", "move it to a network of its own")
+                (
+                    Severity::Warning,
+                    "a plugin before it creates the interface",
+                    "move it to a network of its own",
+                )
             }
             _ => return,
         };
@@ -246,7 +281,8 @@ impl LintedNetwork<'_> {
                 }
             }
             None => {
-                let plugins = self.table.applets.iter().filter(|applet| applet.kind == AppletKind::Ipam);
+                let plugins =
+                    self.table.applets.iter().filter(|applet| applet.kind == AppletKind::Ipam);
                 if let Some(near) = nearest_word(name, plugins.map(|applet| applet.name)) {
                     let msg = format!("unknown IPAM plugin \"{name}\"");
                     let error = mistake_error(msg, format!("did you mean \"{near}\"?"));
@@ -273,13 +309,17 @@ impl LintedNetwork<'_> {
             let error = mistake_error(problem, remedy);
             self.report_mistake(Severity::Warning, part, &format!("args.{name}"), error);
         }
-        let runtime: Vec<_> =
-            known.member_keys("runtimeConfig").into_iter().flat_map(DecodedKeys::field_names).collect();
+        let runtime: Vec<_> = known
+            .member_keys("runtimeConfig")
+            .into_iter()
+            .flat_map(DecodedKeys::field_names)
+            .collect();
         for (capability, _) in part.conf.capabilities.iter().filter(|(_, wanted)| **wanted) {
             if !runtime.contains(&capability.as_str()) {
                 let problem = format!("unused capability \"{capability}\"");
                 let own: Vec<_> = known.field_names().filter(|key| !OPEN.contains(key)).collect();
-                let error = mistake_error(problem, keys::capability_remedy(capability, &runtime, &own));
+                let error =
+                    mistake_error(problem, keys::capability_remedy(capability, &runtime, &own));
                 self.report_mistake(Severity::Warning, part, "capabilities", error);
             }
         }
@@ -296,13 +336,20 @@ impl LintedNetwork<'_> {
     }
 
     /// Lets the plugin and its IPAM plugin examine their values. Returns whether ADD could succeed.
-    fn examine_values(&mut self, part: &LintedPlugin<'_>, plugin: BuiltinPlugin, ipam: Option<BuiltinPlugin>) -> bool {
+    fn examine_values(
+        &mut self,
+        part: &LintedPlugin<'_>,
+        plugin: BuiltinPlugin,
+        ipam: Option<BuiltinPlugin>,
+    ) -> bool {
         let request = part.encode_request(&part.list.cni_version);
         let mut is_sound = true;
         for lint in [Some(plugin), ipam].into_iter().flatten() {
             let mut remarks = ConfigRemarks::default();
             let stdin = request.as_ref().map_err(Clone::clone);
-            let examined = stdin.and_then(|stdin| (lint.examine)(&self.build_call(stdin, CniVerb::Add), &mut remarks));
+            let examined = stdin.and_then(|stdin| {
+                (lint.examine)(&self.build_call(stdin, CniVerb::Add), &mut remarks)
+            });
             for warning in remarks.warnings {
                 self.report_plugin_error(Severity::Warning, part, warning);
             }
@@ -317,7 +364,10 @@ impl LintedNetwork<'_> {
 
     fn run_status(&mut self, part: &LintedPlugin<'_>, run: PluginFunction) {
         let reply = part.encode_request(SpecVersion::NEWEST.as_str()).and_then(|stdin| {
-            let call = PluginCall { caller: PluginCaller::Lint, ..self.build_call(&stdin, CniVerb::Status) };
+            let call = PluginCall {
+                caller: PluginCaller::Lint,
+                ..self.build_call(&stdin, CniVerb::Status)
+            };
             run(&call).context(|| "on this node")
         });
         if let Err(error) = reply {
@@ -327,23 +377,37 @@ impl LintedNetwork<'_> {
 
     fn build_call<'c>(&self, stdin: &'c [u8], verb: CniVerb) -> PluginCall<'c> {
         let path = self.cni_path.unwrap_or_default().to_owned();
-        let env = CallEnvironment { command: verb.as_str().to_owned(), path, ..CallEnvironment::default() };
+        let env = CallEnvironment {
+            command: verb.as_str().to_owned(),
+            path,
+            ..CallEnvironment::default()
+        };
         PluginCall::new(env, stdin, self.table)
     }
 
     /// Reports an error of a plugin at the place that the error names, else at the plugin's type.
     fn report_plugin_error(&mut self, severity: Severity, part: &LintedPlugin<'_>, error: Error) {
         let named = named_place(&error);
-        let in_ipam = named.as_ref().map(|named| JsonValuePath::root_member("ipam").join_path(named));
-        let mut below = [named, in_ipam, Some(JsonValuePath::root_member("type"))].into_iter().flatten();
-        let position =
-            part.place.as_ref().and_then(|place| below.find_map(|below| self.find_position(&place.join_path(&below))));
+        let in_ipam =
+            named.as_ref().map(|named| JsonValuePath::root_member("ipam").join_path(named));
+        let mut below =
+            [named, in_ipam, Some(JsonValuePath::root_member("type"))].into_iter().flatten();
+        let position = part
+            .place
+            .as_ref()
+            .and_then(|place| below.find_map(|below| self.find_position(&place.join_path(&below))));
         let finding = self.new_finding(severity, position, error.context(&part.title));
         self.findings.push(finding);
     }
 
     /// Reports a mistake at a place in a plugin's configuration, such as `ipam.type`.
-    fn report_mistake(&mut self, severity: Severity, part: &LintedPlugin<'_>, below: &str, error: Error) {
+    fn report_mistake(
+        &mut self,
+        severity: Severity,
+        part: &LintedPlugin<'_>,
+        below: &str,
+        error: Error,
+    ) {
         let place = part.place.as_ref().map(|place| place.join_path(&JsonValuePath::parse(below)));
         let position = place.and_then(|place| self.find_position(&place));
         self.findings.push(self.new_finding(severity, position, error.context(&part.title)));
@@ -354,8 +418,14 @@ impl LintedNetwork<'_> {
         self.new_finding(Severity::Warning, self.position, error)
     }
 
-    fn new_finding(&self, severity: Severity, position: Option<TextPosition>, error: Error) -> Finding {
-        let subject = FindingSubject::File { path: self.file.clone(), position, network: self.name.clone() };
+    fn new_finding(
+        &self,
+        severity: Severity,
+        position: Option<TextPosition>,
+        error: Error,
+    ) -> Finding {
+        let subject =
+            FindingSubject::File { path: self.file.clone(), position, network: self.name.clone() };
         Finding { severity, subject, error }
     }
 
@@ -368,7 +438,8 @@ impl LintedPlugin<'_> {
     /// The configuration as a runtime sends it.
     fn encode_request(&self, version: &str) -> Result<Vec<u8>> {
         let name = self.list.name.as_str();
-        let mut members = vec![("name".to_owned(), name.into()), ("cniVersion".to_owned(), version.into())];
+        let mut members =
+            vec![("name".to_owned(), name.into()), ("cniVersion".to_owned(), version.into())];
         members.retain(|(_, value)| *value != Json::from(""));
         Ok(self.conf.inject_members(&members)?.bytes().to_vec())
     }

@@ -35,12 +35,15 @@ pub(super) fn find_conflicts(
     }
     if conf.plugin_type == "tuning" && is_behind("egress") {
         let msg = "the policy of \"egress\" is for the MAC address before tuning changes it";
-        found.extend(mac_key(conf).map(|key| (key, mistake_error(msg, "put \"tuning\" before \"egress\""))));
+        found.extend(
+            mac_key(conf).map(|key| (key, mistake_error(msg, "put \"tuning\" before \"egress\""))),
+        );
     }
     if conf.plugin_type == "tuning" && is_behind("tc-redirect-tap") {
         let mtu = conf.json().get_present_member("mtu").map(|_| "mtu");
         found.extend(mtu.or_else(|| mac_key(conf)).map(|key| {
-            let msg = "the machine behind \"tc-redirect-tap\" keeps the MTU and the MAC from before";
+            let msg =
+                "the machine behind \"tc-redirect-tap\" keeps the MTU and the MAC from before";
             (key, mistake_error(msg, "put \"tuning\" before \"tc-redirect-tap\""))
         }));
     }
@@ -50,9 +53,12 @@ pub(super) fn find_conflicts(
 /// A note on portmap: packets of a container to its own mapped port stay on the bridge where bridged packets pass
 /// iptables, and a port of a bridge without hairpin mode returns no packet to its sender.
 pub(super) fn unreachable_own_ports(conf: &PluginConfig, before: &[PluginConfig]) -> Option<Error> {
-    let is_on = |conf: &PluginConfig, key: &str| conf.json().get_present_member(key) == Some(&Json::Bool(true));
+    let is_on = |conf: &PluginConfig, key: &str| {
+        conf.json().get_present_member(key) == Some(&Json::Bool(true))
+    };
     let bridge = before.iter().find(|conf| conf.plugin_type == "bridge")?;
-    let maps = conf.plugin_type == "portmap" && conf.capabilities.get("portMappings") == Some(&true);
+    let maps =
+        conf.plugin_type == "portmap" && conf.capabilities.get("portMappings") == Some(&true);
     let is_promiscuous = is_on(bridge, "promiscMode");
     (maps
         && !is_on(bridge, "hairpinMode")
@@ -67,7 +73,11 @@ pub(super) fn unreachable_own_ports(conf: &PluginConfig, before: &[PluginConfig]
 
 /// The key from which tuning takes a MAC.
 fn mac_key(conf: &PluginConfig) -> Option<&'static str> {
-    if conf.json().get_present_member("mac").is_some_and(|mac| mac.as_str().is_some_and(|mac| !mac.is_empty())) {
+    if conf
+        .json()
+        .get_present_member("mac")
+        .is_some_and(|mac| mac.as_str().is_some_and(|mac| !mac.is_empty()))
+    {
         return Some("mac");
     }
     (conf.capabilities.get("mac") == Some(&true)).then_some("capabilities")
@@ -75,13 +85,16 @@ fn mac_key(conf: &PluginConfig) -> Option<&'static str> {
 
 /// The conflict of an earlier plugin with a MAC that tuning sets.
 fn mac_change_conflict(before: &[PluginConfig]) -> Option<Error> {
-    let remedy = |plugin: &str| format!("bridge, macvlan and dummy take a MAC themselves: give it to \"{plugin}\"");
+    let remedy = |plugin: &str| {
+        format!("bridge, macvlan and dummy take a MAC themselves: give it to \"{plugin}\"")
+    };
     if let Some(first) = before.iter().find(|conf| conf.ipam_type == "dhcp") {
         let msg = "the DHCP lease is for the MAC before tuning changes it";
         return Some(mistake_error(msg, remedy(&first.plugin_type)));
     }
     let first = before.iter().find(|conf| {
-        conf.plugin_type == "bridge" && conf.json().get_present_member("macspoofchk") == Some(&Json::Bool(true))
+        conf.plugin_type == "bridge"
+            && conf.json().get_present_member("macspoofchk") == Some(&Json::Bool(true))
     })?;
     let msg = "\"macspoofchk\" drops the frames of a MAC that tuning sets";
     Some(mistake_error(msg, remedy(&first.plugin_type)))

@@ -27,7 +27,9 @@ use crate::sysctl;
 use cni::error::{Error, Result};
 use cni::files;
 use cni::json::{Json, encode_compact};
-use cni::runtime::{AttachmentParams, CachedAttachment, EXTENSIONS, MAX_CONF_BYTES, Runtime, find_config_files};
+use cni::runtime::{
+    AttachmentParams, CachedAttachment, EXTENSIONS, MAX_CONF_BYTES, Runtime, find_config_files,
+};
 use cni::sort::sort_items;
 
 pub(super) const TOOL: ToolCommand = ToolCommand {
@@ -129,8 +131,18 @@ const PARAMETERS: [&str; 24] = [
 ];
 
 /// Words in kernel messages about networks. Other messages may be audit records with command lines.
-const LOGGED: [&str; 10] =
-    ["bridge", "conntrack", "martian", "neighbour", "netfilter", "nf_", "segfault", "vlan", "veth", "x_tables"];
+const LOGGED: [&str; 10] = [
+    "bridge",
+    "conntrack",
+    "martian",
+    "neighbour",
+    "netfilter",
+    "nf_",
+    "segfault",
+    "vlan",
+    "veth",
+    "x_tables",
+];
 
 /// Limit of the entries that are listed of one directory tree.
 const ENTRIES: usize = 1000;
@@ -143,7 +155,11 @@ const CONTAINERS: usize = 20;
 
 /// Runs `cnibox sysdump` with the arguments that follow.
 pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
-    TOOL.run_command(args, |line| require_no_words(&line).map(|()| line), |line| write_sysdump(&line, table))
+    TOOL.run_command(
+        args,
+        |line| require_no_words(&line).map(|()| line),
+        |line| write_sysdump(&line, table),
+    )
 }
 
 fn write_sysdump(line: &CommandLine, table: AppletTable) -> Result<ExitCode> {
@@ -151,7 +167,11 @@ fn write_sysdump(line: &CommandLine, table: AppletTable) -> Result<ExitCode> {
     let host = sysctl::read_value("kernel/hostname").unwrap_or_default();
     let host = host.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "-");
     let root = format!("cnibox-sysdump-{host}-{time}");
-    let archive = collect_files(&ToolDirectories::from_command_line(line), SysdumpArchive::new(&root, time), table);
+    let archive = collect_files(
+        &ToolDirectories::from_command_line(line),
+        SysdumpArchive::new(&root, time),
+        table,
+    );
     let path = line.last_value("--output").map_or_else(|| format!("{root}.tar"), str::to_owned);
     if path == "-" {
         let written = archive.write_tar(ABOUT, io::stdout().lock());
@@ -172,13 +192,21 @@ struct AttachmentSources<'a> {
 }
 
 /// Adds the files, the most important ones first: there may be no room for the last ones.
-fn collect_files(directories: &ToolDirectories, mut archive: SysdumpArchive, table: AppletTable) -> SysdumpArchive {
-    let sources =
-        AttachmentSources { directories, runtime: directories.new_runtime(table), shown: record::shown_keys(table) };
+fn collect_files(
+    directories: &ToolDirectories,
+    mut archive: SysdumpArchive,
+    table: AppletTable,
+) -> SysdumpArchive {
+    let sources = AttachmentSources {
+        directories,
+        runtime: directories.new_runtime(table),
+        shown: record::shown_keys(table),
+    };
     let mut findings = Vec::new();
     match doctor::examine_node(directories, &sources.runtime, table) {
         Ok((found, _)) => {
-            archive.add_result("doctor.json", json_text(&secrets::redact_texts(Json::encode(&found))));
+            archive
+                .add_result("doctor.json", json_text(&secrets::redact_texts(Json::encode(&found))));
             findings = found;
         }
         Err(error) => archive.add_missing("doctor.json", error),
@@ -186,9 +214,12 @@ fn collect_files(directories: &ToolDirectories, mut archive: SysdumpArchive, tab
     archive.add_text("version.txt", &versions_text());
     sources.add_configurations(&mut archive);
     sources.add_attachments(&findings, &mut archive);
-    let leases = directories.find_lease_directories(None).and_then(|stores| ipam::list_json(&stores));
+    let leases =
+        directories.find_lease_directories(None).and_then(|stores| ipam::list_json(&stores));
     archive.add_result("leases.json", leases);
-    for (name, ring) in [("failed.jsonl", record::failed_call_log()), ("traces.jsonl", record::trace_log())] {
+    for (name, ring) in
+        [("failed.jsonl", record::failed_call_log()), ("traces.jsonl", record::trace_log())]
+    {
         let lines = ring.read_lines().map(|lines| record::without_secrets(&lines, &sources.shown));
         archive.add_tail(name, lines);
     }
@@ -210,7 +241,8 @@ impl AttachmentSources<'_> {
         let rest = archive.free_bytes().saturating_sub(CONFIGURATIONS);
         for file in files {
             let name = format!("net.d/{}", file.strip_prefix(dir).unwrap_or(&file).display());
-            let read = files::read_regular_file(&file, MAX_CONF_BYTES).map_err(|cause| Error::io("read", &cause));
+            let read = files::read_regular_file(&file, MAX_CONF_BYTES)
+                .map_err(|cause| Error::io("read", &cause));
             match read.and_then(|bytes| Json::parse(&bytes)) {
                 Ok(_) if archive.free_bytes() < rest => archive.add_missing(&name, "no room"),
                 Ok(json) => {
@@ -235,7 +267,8 @@ impl AttachmentSources<'_> {
         let (faulty, healthy): (Vec<_>, Vec<_>) = cached.into_iter().partition(has_finding);
         // One object per line: a cut keeps whole objects.
         let objects = faulty.iter().chain(&healthy).map(|known| self.attachment_object(known));
-        let lines = objects.filter_map(|object| encode_compact(&object).ok()).map(|line| line + "\n");
+        let lines =
+            objects.filter_map(|object| encode_compact(&object).ok()).map(|line| line + "\n");
         archive.add_text("attachments.json", &lines.collect::<String>());
         let faulty = faulty.iter().take(CONTAINERS);
         let texts: String = faulty.map(|(cached, _)| container_text(cached)).collect();
@@ -243,9 +276,11 @@ impl AttachmentSources<'_> {
     }
 
     fn attachment_object(&self, (cached, life): &(CachedAttachment, ContainerState)) -> Json {
-        let AttachmentParams { container_id, netns, ifname, args, capability_args } = &cached.attach;
+        let AttachmentParams { container_id, netns, ifname, args, capability_args } =
+            &cached.attach;
         let list = cached.network_list();
-        let result = list.and_then(|list| self.runtime.cached_result(&list, &cached.attach).ok()?);
+        let result =
+            list.and_then(|list| self.runtime.cached_result(&list, &cached.attach).ok()?);
         let (alive, reason) = alive_and_reason(life.liveness);
         let alive = format_alive((alive, life.doubt_reason(netns).or(reason)));
         let config = Json::parse(&cached.config).unwrap_or(Json::Null);
@@ -261,7 +296,10 @@ impl AttachmentSources<'_> {
                 Json::Array(
                     args.iter()
                         .map(|(key, value)| {
-                            Json::Array(vec![key.as_str().into(), secrets::redact_arg(key, value).as_str().into()])
+                            Json::Array(vec![
+                                key.as_str().into(),
+                                secrets::redact_arg(key, value).as_str().into(),
+                            ])
                         })
                         .collect(),
                 ),
@@ -292,7 +330,10 @@ fn add_directory_listing(directories: &ToolDirectories, archive: &mut SysdumpArc
         text += &lines.concat();
         if lines.len() == ENTRIES {
             let root = root.display();
-            archive.add_missing("directories.txt", format_args!("more than {ENTRIES} entries of {root}"));
+            archive.add_missing(
+                "directories.txt",
+                format_args!("more than {ENTRIES} entries of {root}"),
+            );
         }
     }
     archive.add_text("directories.txt", &text);
@@ -327,7 +368,13 @@ fn list_tree(path: &Path, lines: &mut Vec<String>) {
     };
     let target = fs::read_link(path).map(|target| format!(" -> {}", target.display()));
     let target = target.unwrap_or_default();
-    lines.push(format!("{:06o} {} {:>8} {} {name}{target}\n", meta.mode(), meta.uid(), meta.len(), meta.mtime()));
+    lines.push(format!(
+        "{:06o} {} {:>8} {} {name}{target}\n",
+        meta.mode(),
+        meta.uid(),
+        meta.len(),
+        meta.mtime()
+    ));
     if !meta.is_dir() {
         return;
     }
@@ -348,13 +395,17 @@ fn add_program_outputs(archive: &mut SysdumpArchive) {
     if cmd::find_program("ip").is_none() {
         archive.add_result("network/all.txt", network_text(Netlink::open()));
     }
-    let kernel_log = program_output("dmesg", &[])
-        .map(|text| text.split_inclusive('\n').filter(|line| LOGGED.iter().any(|word| line.contains(word))).collect());
+    let kernel_log = program_output("dmesg", &[]).map(|text| {
+        text.split_inclusive('\n')
+            .filter(|line| LOGGED.iter().any(|word| line.contains(word)))
+            .collect()
+    });
     archive.add_tail("kernel.log", kernel_log);
 }
 
 fn program_output(program: &str, args: &[&str]) -> Result<String> {
-    let path = cmd::find_program(program).ok_or_else(|| Error::internal(format!("no {program} in PATH")))?;
+    let path = cmd::find_program(program)
+        .ok_or_else(|| Error::internal(format!("no {program} in PATH")))?;
     cmd::run_program(&path, args, "")?.require_success()
 }
 

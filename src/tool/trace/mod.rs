@@ -16,7 +16,9 @@ use serde_json::{Value, json};
 use super::directories::{CACHE, CONF, LEASES, ToolDirectories};
 use super::{JSON, ToolCommand, format_table, ipam, json_text, print_text};
 use crate::framework::{AppletTable, record};
-use crate::options::{CommandLine, CommandOption, long_option, unexpected_argument, unknown_word_error, usage_error};
+use crate::options::{
+    CommandLine, CommandOption, long_option, unexpected_argument, unknown_word_error, usage_error,
+};
 use cni::error::{Error, Result};
 use cni::sort::sort_by_key;
 
@@ -110,14 +112,20 @@ impl TraceCommand {
     }
 }
 
-fn run_command(command: &TraceCommand, directories: &ToolDirectories, json: bool) -> Result<ExitCode> {
+fn run_command(
+    command: &TraceCommand,
+    directories: &ToolDirectories,
+    json: bool,
+) -> Result<ExitCode> {
     let mut calls = RecordedCall::parse_lines(&record::failed_call_log().read_lines()?);
     if *command != (TraceCommand::List { failed: true }) {
         calls.extend(RecordedCall::parse_lines(&record::trace_log().read_lines()?));
         sort_by_key(&mut calls, |recording| recording.call_span().start);
     }
     print_text(&match command {
-        TraceCommand::List { .. } if json => json_text(&calls.iter().map(RecordedCall::to_json).collect::<Vec<_>>())?,
+        TraceCommand::List { .. } if json => {
+            json_text(&calls.iter().map(RecordedCall::to_json).collect::<Vec<_>>())?
+        }
         TraceCommand::List { .. } => list_calls(&calls),
         TraceCommand::Show(id) => {
             let trace = &find_call(&calls, id)?.call_span().trace;
@@ -130,7 +138,9 @@ fn run_command(command: &TraceCommand, directories: &ToolDirectories, json: bool
             }
         }
         TraceCommand::Stats { prometheus: true } => stats::prometheus_text(&calls, directories)?,
-        TraceCommand::Stats { prometheus: false } if json => json_text(&stats::json_objects(&calls))?,
+        TraceCommand::Stats { prometheus: false } if json => {
+            json_text(&stats::json_objects(&calls))?
+        }
         TraceCommand::Stats { prometheus: false } => stats::text_table(&calls),
     })
 }
@@ -318,8 +328,13 @@ mod tests {
         assert_eq!(parsed("ls"), Ok(TraceCommand::List { failed: false }));
         assert_eq!(parsed("ls --failed"), Ok(TraceCommand::List { failed: true }));
         assert_eq!(parsed("show 12ab"), Ok(TraceCommand::Show("12ab".to_owned())));
-        assert_eq!(parsed("stats --format=prometheus"), Ok(TraceCommand::Stats { prometheus: true }));
-        for wrong in ["", "show", "replay 12ab", "ls x", "stats x", "list a b", "lss", "stats --format json"] {
+        assert_eq!(
+            parsed("stats --format=prometheus"),
+            Ok(TraceCommand::Stats { prometheus: true })
+        );
+        for wrong in
+            ["", "show", "replay 12ab", "ls x", "stats x", "list a b", "lss", "stats --format json"]
+        {
             assert!(parsed(wrong).is_err(), "{wrong}");
         }
     }

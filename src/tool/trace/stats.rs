@@ -32,8 +32,11 @@ impl CallStatistics {
     /// The calls of these recordings by plugin and verb.
     fn group_by_verb(recordings: &[RecordedCall]) -> BTreeMap<(&str, &str), CallStatistics> {
         let mut all: BTreeMap<_, CallStatistics> = BTreeMap::new();
-        for recording in recordings.iter().filter(|call| !call.call_attribute("cni.plugin").is_empty()) {
-            let key = (recording.call_attribute("cni.plugin"), recording.call_attribute("cni.command"));
+        for recording in
+            recordings.iter().filter(|call| !call.call_attribute("cni.plugin").is_empty())
+        {
+            let key =
+                (recording.call_attribute("cni.plugin"), recording.call_attribute("cni.command"));
             let calls = all.entry(key).or_default();
             let code = recording.call_attribute("cni.error.code").parse().unwrap_or(0);
             *calls.codes.entry(code).or_default() += 1;
@@ -64,8 +67,8 @@ pub(super) fn json_objects(recordings: &[RecordedCall]) -> Vec<Value> {
     CallStatistics::group_by_verb(recordings)
         .into_iter()
         .map(|((plugin, verb), calls)| {
-            let [median, ninety, most] =
-                QUANTILES.map(|(percent, _)| calls.duration_quantile(percent).map(nanos_to_seconds));
+            let [median, ninety, most] = QUANTILES
+                .map(|(percent, _)| calls.duration_quantile(percent).map(nanos_to_seconds));
             let (count, failed) = calls.call_counts();
             json!({
                 "plugin": plugin, "verb": verb, "calls": count, "failed": failed,
@@ -77,18 +80,34 @@ pub(super) fn json_objects(recordings: &[RecordedCall]) -> Vec<Value> {
 
 pub(super) fn text_table(recordings: &[RecordedCall]) -> String {
     let heading = ["PLUGIN", "VERB", "CALLS", "FAILED", "MEDIAN", "90 %", "99 %"];
-    let lines = CallStatistics::group_by_verb(recordings).into_iter().map(|((plugin, verb), calls)| {
-        let [median, ninety, most] =
-            QUANTILES.map(|(percent, _)| calls.duration_quantile(percent).map_or("-".to_owned(), milliseconds_text));
-        let (count, failed) = calls.call_counts();
-        [plugin.into(), verb.into(), count.to_string(), failed.to_string(), median, ninety, most]
-    });
+    let lines =
+        CallStatistics::group_by_verb(recordings).into_iter().map(|((plugin, verb), calls)| {
+            let [median, ninety, most] = QUANTILES.map(|(percent, _)| {
+                calls.duration_quantile(percent).map_or("-".to_owned(), milliseconds_text)
+            });
+            let (count, failed) = calls.call_counts();
+            [
+                plugin.into(),
+                verb.into(),
+                count.to_string(),
+                failed.to_string(),
+                median,
+                ninety,
+                most,
+            ]
+        });
     format_table(heading, lines)
 }
 
 /// The text format of Prometheus, version 0.0.4.
-pub(super) fn prometheus_text(recordings: &[RecordedCall], directories: &ToolDirectories) -> Result<String> {
-    let mut calls = PrometheusMetric::new_gauge("cnibox_recorded_calls", "Recorded calls by code; 0 is success.");
+pub(super) fn prometheus_text(
+    recordings: &[RecordedCall],
+    directories: &ToolDirectories,
+) -> Result<String> {
+    let mut calls = PrometheusMetric::new_gauge(
+        "cnibox_recorded_calls",
+        "Recorded calls by code; 0 is success.",
+    );
     let name = "cnibox_recorded_call_duration_seconds";
     let mut time = PrometheusMetric::new(name, "summary", "Durations of recorded calls.");
     for ((plugin, verb), of_verb) in CallStatistics::group_by_verb(recordings) {
@@ -98,7 +117,11 @@ pub(super) fn prometheus_text(recordings: &[RecordedCall], directories: &ToolDir
         }
         for (percent, name) in QUANTILES {
             if let Some(nanos) = of_verb.duration_quantile(percent) {
-                time.push_sample("", &[&labels[..], &[("quantile", name)]].concat(), nanos_to_seconds(nanos));
+                time.push_sample(
+                    "",
+                    &[&labels[..], &[("quantile", name)]].concat(),
+                    nanos_to_seconds(nanos),
+                );
             }
         }
         time.push_sample("_sum", &labels, nanos_to_seconds(of_verb.durations.iter().sum()));
@@ -128,8 +151,10 @@ impl PrometheusMetric {
     }
 
     fn push_sample(&mut self, suffix: &str, labels: &[(&str, &str)], value: impl Display) {
-        let escaped = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-        let labels: Vec<String> = labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
+        let escaped =
+            |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        let labels: Vec<String> =
+            labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
         let sample = format!("{}{suffix}{{{}}} {value}\n", self.name, labels.join(","));
         self.text += &sample;
     }
@@ -230,7 +255,10 @@ mod tests {
                 r#"{"subnet":"10.0.0.1/24","rangeStart":"10.0.0.10","rangeEnd":"10.0.0.19"}"#,
                 Some("10.0.0.0/24 10.0.0.10-10.0.0.19 10"),
             ),
-            (r#"{"subnet":"10.0.0.0/24","rangeStart":"10.0.0.200"}"#, Some("10.0.0.0/24 10.0.0.200- 55")),
+            (
+                r#"{"subnet":"10.0.0.0/24","rangeStart":"10.0.0.200"}"#,
+                Some("10.0.0.0/24 10.0.0.200- 55"),
+            ),
             (
                 r#"{"subnet":"10.0.0.0/24","rangeStart":"10.0.0.9","rangeEnd":"10.0.0.1"}"#,
                 Some("10.0.0.0/24 10.0.0.9-10.0.0.1 0"),
@@ -245,7 +273,10 @@ mod tests {
     #[test]
     fn quantiles_of_durations_are_exact() {
         let calls = CallStatistics { durations: (1..=100).collect(), ..CallStatistics::default() };
-        assert_eq!(QUANTILES.map(|(percent, _)| calls.duration_quantile(percent)), [Some(50), Some(90), Some(99)]);
+        assert_eq!(
+            QUANTILES.map(|(percent, _)| calls.duration_quantile(percent)),
+            [Some(50), Some(90), Some(99)]
+        );
         assert_eq!(CallStatistics::default().duration_quantile(50), None);
     }
 

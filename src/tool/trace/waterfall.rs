@@ -19,11 +19,14 @@ pub(super) fn show_trace(recordings: &[RecordedCall], trace: &str) -> String {
     let bar = |span: &ParsedSpan| {
         let column = |time: u64| (time - start) * WIDTH / (end - start).max(1);
         let (from, to) = (column(span.start).min(WIDTH - 1), column(span.end));
-        (0..WIDTH).map(|at| if (from..to.max(from + 1)).contains(&at) { '#' } else { '.' }).collect()
+        (0..WIDTH)
+            .map(|at| if (from..to.max(from + 1)).contains(&at) { '#' } else { '.' })
+            .collect()
     };
     // The parent of a root is a span of the runtime.
     let is_root = |span: &&&ParsedSpan| !spans.iter().any(|parent| parent.id == span.parent);
-    let mut stack: Vec<(&ParsedSpan, usize)> = spans.iter().filter(is_root).map(|s| (*s, 0)).rev().collect();
+    let mut stack: Vec<(&ParsedSpan, usize)> =
+        spans.iter().filter(is_root).map(|s| (*s, 0)).rev().collect();
     sort_by_key(&mut spans, |span| span.start);
     let mut lines = Vec::new();
     while let Some((span, depth)) = stack.pop() {
@@ -36,12 +39,17 @@ pub(super) fn show_trace(recordings: &[RecordedCall], trace: &str) -> String {
             stack.extend(children.map(|child| (*child, depth + 1)));
         }
     }
-    format!("trace {trace}\n\n{}{}", format_columns(lines), calls().map(call_details).collect::<String>())
+    format!(
+        "trace {trace}\n\n{}{}",
+        format_columns(lines),
+        calls().map(call_details).collect::<String>()
+    )
 }
 
 /// The text that distinguishes a span from other spans of the same name.
 fn span_detail(span: &ParsedSpan) -> String {
-    let keys = ["cni.plugin", "cni.command", "process.command", "process.executable.path", "file.path"];
+    let keys =
+        ["cni.plugin", "cni.command", "process.command", "process.executable.path", "file.path"];
     let mut words: Vec<String> = match span.name.as_str() {
         "netlink" => vec![message_type_name(span.attribute_value("netlink.type"))],
         _ => keys.map(|key| span.attribute_value(key).to_owned()).to_vec(),
@@ -95,7 +103,8 @@ mod tests {
 
     #[test]
     fn message_types_have_names() {
-        let names = ["16", "18", "19", "20", "26", "36", "88", "2561", "16", "99"].map(message_type_name);
+        let names =
+            ["16", "18", "19", "20", "26", "36", "88", "2561", "16", "99"].map(message_type_name);
         let expected = [
             "RTM_NEWLINK",
             "RTM_GETLINK",

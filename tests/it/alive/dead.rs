@@ -19,7 +19,9 @@ fn crashed_in(world: World, kind: &str) -> World {
     let state = world.state();
     assert!(state.contains(&PORT.to_string()) && state.contains(IP), "{kind}: {state}");
     drop(dead);
-    eventually("its link is gone", || world.node.sh("ip -o link show type veth").lines().count() == 2);
+    eventually("its link is gone", || {
+        world.node.sh("ip -o link show type veth").lines().count() == 2
+    });
     world
 }
 
@@ -77,8 +79,13 @@ fn cnibox_gc_collects_the_dead() {
         has_nothing_of_the_dead(&world, kind);
         // Nothing keeps the ADD of a foreign plugin from running meanwhile: the DEL is left to the runtime.
         let is_cached = world.node.path("cache/results/net-dead-eth0").exists();
-        let is_left = outcome.stderr.contains("no DEL was sent to \"foreign\", a plugin of another program");
-        assert_eq!((is_cached, is_left), (kind == "foreign", kind == "foreign"), "{kind}: {outcome:?}");
+        let is_left =
+            outcome.stderr.contains("no DEL was sent to \"foreign\", a plugin of another program");
+        assert_eq!(
+            (is_cached, is_left),
+            (kind == "foreign", kind == "foreign"),
+            "{kind}: {outcome:?}"
+        );
     }
 }
 
@@ -148,14 +155,19 @@ fn death_is_uncertain_without_a_link_on_the_host() {
     let said = world.tool(&["gc", "--dry-run"]).printed();
     let why = "it has no link on the host that would show its end (network net)";
     let start = format!("in doubt: {IP} of container dead, interface eth0: {why}; ");
-    let remedy = said.lines().find_map(|line| line.strip_prefix(&start)).unwrap_or_else(|| panic!("{said}"));
+    let remedy =
+        said.lines().find_map(|line| line.strip_prefix(&start)).unwrap_or_else(|| panic!("{said}"));
     assert!(
-        remedy.starts_with("cnibox gc --network net --container dead --") && remedy.ends_with(" # if it has ended")
+        remedy.starts_with("cnibox gc --network net --container dead --")
+            && remedy.ends_with(" # if it has ended")
     );
     let table = world.tool(&["ipam", "ls"]).printed();
     assert!(table.contains("  ?: it has no link on the host that would show its end\n"), "{table}");
     let findings = world.tool(&["doctor", "--json"]).run().stdout;
-    assert!(findings.contains("leases in doubt, which stay until DEL or GC: 1: it has no"), "{findings}");
+    assert!(
+        findings.contains("leases in doubt, which stay until DEL or GC: 1: it has no"),
+        "{findings}"
+    );
     world.tool(&["gc"]).printed();
     assert_eq!(world.node.leases("net"), [IP]);
     world.gc(Some(&[]));

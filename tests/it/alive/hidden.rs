@@ -30,7 +30,11 @@ const HIDINGS: &[Hiding] = &[
         host: "touch /run/netns/m && mount --bind /run/netns/live /run/netns/m && ip netns del live",
         view: "",
     },
-    Hiding { name: "address stripped", host: "ip -n live addr flush dev eth0 && ip netns del live", view: "" },
+    Hiding {
+        name: "address stripped",
+        host: "ip -n live addr flush dev eth0 && ip netns del live",
+        view: "",
+    },
     Hiding {
         name: "renamed",
         host: "ip -n live link set eth0 down && ip -n live link set eth0 name other && ip netns del live",

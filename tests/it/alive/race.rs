@@ -58,20 +58,27 @@ impl Race<'_> {
             world.runtime_at("add", "same", &again.path(), NEXT_PORT).printed();
         };
         let store = world.node.path("leases/net");
-        let run = pause::run(&(self.call)(), Some(number), restart, &|| pause::waits_for_lock(&store));
+        let run =
+            pause::run(&(self.call)(), Some(number), restart, &|| pause::waits_for_lock(&store));
         if run.is_paused {
             let what = format!("paused at {number} of {}: {:?}", run.calls.len(), run.outcome);
             let checked = world.runtime_at("check", "same", &again.path(), NEXT_PORT).run();
             assert_eq!(checked.status, Some(0), "{what}: {checked:?}");
             assert_eq!(world.liveness_of("same"), world.expected_liveness(), "{what}");
             let state = world.state();
-            assert!(state.contains(&NEXT_PORT.to_string()) && state.contains("id: same"), "{what}: {state}");
+            assert!(
+                state.contains(&NEXT_PORT.to_string()) && state.contains("id: same"),
+                "{what}: {state}"
+            );
             assert!(world.node.sh("ls /run/cni/cnibox/attachments").lines().count() > 0, "{what}");
         }
         world.runtime_at("del", "same", &again.path(), NEXT_PORT).printed();
         (self.clean)();
         let (state, leases) = (world.state(), world.node.leases("net"));
-        assert!(!state.contains("id: same") && leases.is_empty(), "pause {number}: {leases:?} {state}");
+        assert!(
+            !state.contains("id: same") && leases.is_empty(),
+            "pause {number}: {leases:?} {state}"
+        );
         run.is_paused
     }
 
@@ -88,11 +95,13 @@ impl Race<'_> {
         let first = first(&calls);
         let mut numbers: Vec<usize> = (first..calls.len()).collect();
         if env::var_os("CNIBOX_SOAK").is_none() {
-            let critical: Vec<usize> = pause::critical(&calls).into_iter().filter(|at| *at >= first).collect();
+            let critical: Vec<usize> =
+                pause::critical(&calls).into_iter().filter(|at| *at >= first).collect();
             let step = critical.len().div_ceil(PAUSES);
             let others = numbers.into_iter().filter(|at| !critical.contains(at));
             let every = calls.len() * OTHER / PAUSES;
-            let mut chosen: Vec<usize> = others.skip(turn * every / 3).step_by(every.max(1)).collect();
+            let mut chosen: Vec<usize> =
+                others.skip(turn * every / 3).step_by(every.max(1)).collect();
             chosen.extend(critical.into_iter().skip(turn % step).step_by(step));
             numbers = chosen;
         }
@@ -105,7 +114,8 @@ impl Race<'_> {
 /// `cnibox gc` finds a container that has ended.
 fn gc_spares_the_restarted(kind: &str, turn: usize) {
     let world = World::with_pool(kind, "10.88.0.0/29");
-    let race = Race { world: &world, is_alive: false, call: &|| world.tool(&["gc"]), clean: &|| () };
+    let race =
+        Race { world: &world, is_alive: false, call: &|| world.tool(&["gc"]), clean: &|| () };
     race.pause_everywhere(turn, |_| 0);
 }
 
@@ -183,7 +193,8 @@ fn an_address_is_not_taken_from_a_restarted_container() {
         other.borrow_mut().1 = ip;
         on("ADD")
     };
-    Race { world: &world, is_alive: false, call: &add, clean: &|| on("DEL").ok() }.pause_everywhere(1, |_| 0);
+    Race { world: &world, is_alive: false, call: &add, clean: &|| on("DEL").ok() }
+        .pause_everywhere(1, |_| 0);
 }
 
 /// A DEL that its runtime no longer waits for. A DEL that has not taken the lock has not begun.

@@ -58,7 +58,12 @@ fn a_second_add_frees_no_address_of_the_first() {
         let other = Container::new();
         first.is_unharmed_by(&first.net, "c1", &other, "duplicate allocation is not allowed");
         let asks = |ip: &str| first.net.with(&json!({"runtimeConfig": {"ips": [ip]}}));
-        first.is_unharmed_by(&asks("10.1.2.4/29"), "c1", &other, "duplicate allocation is not allowed");
+        first.is_unharmed_by(
+            &asks("10.1.2.4/29"),
+            "c1",
+            &other,
+            "duplicate allocation is not allowed",
+        );
         first.is_unharmed_by(&asks("10.1.2.2/29"), "c2", &other, "10.1.2.2 is not available");
         let next = first.net.call("ADD", "c2").netns(&other.path()).result();
         assert_eq!(next["ips"][0]["address"], "10.1.2.3/29", "{plugin}");
@@ -76,7 +81,12 @@ fn a_second_add_frees_no_address_of_another_ipam_plugin() {
         fs::copy(executable(), &path).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         let first = Attached::new(&node, plugin, &node.host_local(&["10.1.2.0/29"]));
-        first.is_unharmed_by(&first.net, "c1", &Container::new(), "duplicate allocation is not allowed");
+        first.is_unharmed_by(
+            &first.net,
+            "c1",
+            &Container::new(),
+            "duplicate allocation is not allowed",
+        );
     }
 }
 
@@ -84,13 +94,17 @@ fn a_second_add_frees_no_address_of_another_ipam_plugin() {
 #[test]
 fn a_second_add_restores_record_and_rules_of_the_first() {
     let node = Node::new();
-    let address =
-        |gateway: &str| json!({"type": "static", "addresses": [{"address": "10.1.2.5/24", "gateway": gateway}]});
+    let address = |gateway: &str| json!({"type": "static", "addresses": [{"address": "10.1.2.5/24", "gateway": gateway}]});
     let first = Attached::new(&node, "bridge", &address("10.1.2.1"));
     let record = || node.sh("cat /run/cni/cnibox/attachments/*");
     let before = record();
     let late = first.net.with(&json!({"ipam": address("10.1.2.254")}));
-    first.is_unharmed_by(&late, "c1", &Container::new(), "already has an IP address different from 10.1.2.254/24");
+    first.is_unharmed_by(
+        &late,
+        "c1",
+        &Container::new(),
+        "already has an IP address different from 10.1.2.254/24",
+    );
     assert_eq!(record(), before);
 }
 

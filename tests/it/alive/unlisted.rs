@@ -27,11 +27,17 @@ fn gc_keeps_what_lives_and_is_in_a_cache() {
             cache_in(directory, "live", &live.path());
             for outcome in world.gc(Some(&[])) {
                 assert_eq!(outcome.status, Some(0), "{kind}: {outcome:?}");
-                let warning =
-                    "GC keeps container live, interface eth0, which the list lacks: it is alive, and in the cache";
-                assert!(outcome.stderr.contains(&format!("{warning} {directory}; ")), "{kind}: {outcome:?}");
+                let warning = "GC keeps container live, interface eth0, which the list lacks: it is alive, and in the cache";
+                assert!(
+                    outcome.stderr.contains(&format!("{warning} {directory}; ")),
+                    "{kind}: {outcome:?}"
+                );
             }
-            assert_eq!((world.state(), world.node.leases("net")), (before.clone(), vec![IP.to_owned()]), "{kind}");
+            assert_eq!(
+                (world.state(), world.node.leases("net")),
+                (before.clone(), vec![IP.to_owned()]),
+                "{kind}"
+            );
             world.runtime("check", "live", &live.path()).printed();
             fs::remove_dir_all(directory).unwrap();
         }
@@ -43,7 +49,11 @@ fn gc_keeps_what_lives_and_is_in_a_cache() {
         for outcome in world.gc(Some(&[])) {
             assert_eq!(outcome.status, Some(0), "{kind}: {outcome:?}");
         }
-        assert!(!world.state().contains("live") && world.node.leases("net").is_empty(), "{kind}: {}", world.state());
+        assert!(
+            !world.state().contains("live") && world.node.leases("net").is_empty(),
+            "{kind}: {}",
+            world.state()
+        );
     }
 }
 
@@ -55,10 +65,16 @@ fn gc_frees_what_is_in_a_cache_but_has_ended() {
         world.runtime("add", "dead", &dead.path()).printed();
         cache_in("/var/lib/cni/results", "dead", &dead.path());
         drop(dead);
-        eventually("its link is gone", || world.node.sh("ip -o link show type veth").lines().count() == 2);
+        eventually("its link is gone", || {
+            world.node.sh("ip -o link show type veth").lines().count() == 2
+        });
         for outcome in world.gc(Some(&[])) {
             assert_eq!(outcome.status, Some(0), "{kind}: {outcome:?}");
         }
-        assert!(!world.state().contains("dead") && world.node.leases("net").is_empty(), "{kind}: {}", world.state());
+        assert!(
+            !world.state().contains("dead") && world.node.leases("net").is_empty(),
+            "{kind}: {}",
+            world.state()
+        );
     }
 }

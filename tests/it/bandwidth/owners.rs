@@ -60,7 +60,9 @@ fn foreign_filters_on_the_host_end_are_kept() {
         let pod = SUBJECT.pod("1.1.0");
         let (net, end) = (pod.plain(), end(&pod));
         pod.node.sh(&format!("tc qdisc add dev {end} {hook}"));
-        let theirs = format!("tc filter add dev {end} ingress protocol ip pref 7 u32 match u32 0 0 flowid 1:7");
+        let theirs = format!(
+            "tc filter add dev {end} ingress protocol ip pref 7 u32 match u32 0 0 flowid 1:7"
+        );
         pod.node.sh(&theirs);
         let before = pod.state();
         let prev = net.add(&pod.container);
@@ -109,7 +111,10 @@ fn a_failed_second_add_restores_the_limits_of_the_first() {
     pod.node.sh(&format!("ip link add {IFB} type bridge"));
     let result = pod.plain().add(&pod.container);
     pod.plain().del(&pod.container);
-    pod.node.sh(&format!("ip link add {} type bridge", result["interfaces"][2]["name"].as_str().unwrap()));
+    pod.node.sh(&format!(
+        "ip link add {} type bridge",
+        result["interfaces"][2]["name"].as_str().unwrap()
+    ));
     pod.plain().with(&json!({"egressRate": 0, "egressBurst": 0})).add(&pod.container);
     let before = bucket(&pod, &end(&pod));
     assert_eq!(before, json!(["tbf", "1:", 1_000_000]));
@@ -186,10 +191,12 @@ fn sixteen_containers_are_limited_concurrently() {
     let ptp = Net::new(&node, "ptp", "1.1.0", &json!({"ipam": ipam}));
     let pods: Vec<Container> = (0..COUNT).map(|_| Container::new()).collect();
     let id = |i: usize| format!("pod-{i}");
-    let prevs: Vec<Value> = (0..COUNT).map(|i| ptp.call("ADD", &id(i)).netns(&pods[i].path()).result()).collect();
+    let prevs: Vec<Value> =
+        (0..COUNT).map(|i| ptp.call("ADD", &id(i)).netns(&pods[i].path()).result()).collect();
     let before = node.snapshot();
     let net = |i: usize| {
-        let keys = crate::support::net::merged(&(SUBJECT.keys)(&node), &json!({"prevResult": prevs[i]}));
+        let keys =
+            crate::support::net::merged(&(SUBJECT.keys)(&node), &json!({"prevResult": prevs[i]}));
         Net::new(&node, "bandwidth", "1.1.0", &keys)
     };
     let results = at_once(COUNT, |i| net(i).call("ADD", &id(i)).netns(&pods[i].path()).result());

@@ -71,7 +71,10 @@ fn add_without_ipam_makes_a_bond_that_is_up() {
             assert_eq!(net.on("ADD", &container).error().brief(), (999, msg));
         } else {
             let result = net.add(&container);
-            assert_eq!((&result["interfaces"][0]["mac"], &result["ips"]), (&json!(MACS[0]), &Value::Null));
+            assert_eq!(
+                (&result["interfaces"][0]["mac"], &result["ips"]),
+                (&json!(MACS[0]), &Value::Null)
+            );
             net.del(&container);
         }
         is_back(&node, &before.0);
@@ -133,7 +136,8 @@ fn gc_returns_links_of_stale_attachments() {
         }
         let before = (node.snapshot(), container.snapshot(&node));
         let net = simple(&node, &json!({"linksInContainer": in_container}));
-        let gc = |valid: Value| net.with(&json!({"cni.dev/valid-attachments": valid})).call("GC", "");
+        let gc =
+            |valid: Value| net.with(&json!({"cni.dev/valid-attachments": valid})).call("GC", "");
         let added = net.add(&container);
         gc(json!([{"containerID": "c1", "ifname": "eth0"}])).ok();
         net.check(&container, &added).ok();
@@ -192,7 +196,9 @@ fn only_one_of_many_containers_gets_the_links() {
     let conf = net.conf.clone();
     let containers: Vec<_> = (0..COUNT).map(|_| Container::new()).collect();
     let paths: Vec<_> = containers.iter().map(Container::path).collect();
-    let call = |verb: &str, i: usize| node.call("bond", verb).conf(&conf).id(&format!("c{i}")).netns(&paths[i]);
+    let call = |verb: &str, i: usize| {
+        node.call("bond", verb).conf(&conf).id(&format!("c{i}")).netns(&paths[i])
+    };
     let outcomes = at_once(COUNT, |i| call("ADD", i).run());
     let winners: Vec<_> = (0..COUNT).filter(|i| outcomes[*i].status == Some(0)).collect();
     assert!(winners.len() <= 1, "{outcomes:?}");

@@ -21,9 +21,17 @@ fn bad_configurations_change_nothing() {
         (links(&["up1", ""]), 7, "links[1] has no name"),
         (links(&["up1", "up1"]), 7, "\"links\" has \"up1\" twice"),
         (links(&["up1", "lo"]), 7, "\"lo\" is the loopback interface"),
-        (links(&["up1", "a-long-name-of-up1"]), 7, "\"a-long-name-of-up1\" is \"up1\", which \"links\" has already"),
+        (
+            links(&["up1", "a-long-name-of-up1"]),
+            7,
+            "\"a-long-name-of-up1\" is \"up1\", which \"links\" has already",
+        ),
         (links(&["up1", "up9"]), 999, "failed to find a link of the bond: link \"up9\" not found"),
-        (links(&["end1", "end2"]), 7, "\"end2\" and \"end1\" are ends of one link, or one is on the other"),
+        (
+            links(&["end1", "end2"]),
+            7,
+            "\"end2\" and \"end1\" are ends of one link, or one is on the other",
+        ),
         (links(&["up1", "far2"]), 999, "link \"far2\" belongs to another bond, bridge or VRF"),
         (json!({"mtu": 1500}), 7, "invalid mtu 1500: link \"up1\" has only 1400"),
         (json!({"mtu": null}), 7, "invalid mtu 1500: link \"up1\" has only 1400"),
@@ -43,14 +51,20 @@ fn bad_configurations_change_nothing() {
         let before = (node.snapshot(), container.snapshot(&node));
         let error = simple(&node, &keys).on("ADD", &container).error();
         assert!(error.code == code && (msg.is_empty() || error.msg == msg), "{error:?}");
-        assert!(!error.details.is_empty() || msg.starts_with("invalid") || msg.is_empty(), "{error:?}");
+        assert!(
+            !error.details.is_empty() || msg.starts_with("invalid") || msg.is_empty(),
+            "{error:?}"
+        );
         settles(&before.0, || node.snapshot());
         settles(&before.1, || container.snapshot(&node));
         assert_eq!(records(&node), [""; 0]);
     }
-    for (key, value) in
-        [("mode", json!(7)), ("links", json!({})), ("miimon", json!("x")), ("linksInContainer", json!(1))]
-    {
+    for (key, value) in [
+        ("mode", json!(7)),
+        ("links", json!({})),
+        ("miimon", json!("x")),
+        ("linksInContainer", json!(1)),
+    ] {
         let error = simple(&node, &json!({key: value})).on("ADD", &container).error();
         assert!(error.code == 6 && format!("{error:?}").contains(key), "{key}: {error:?}");
     }
@@ -83,11 +97,13 @@ fn links_on_the_other_side_are_told_of() {
     let error = simple(&node, &json!({})).on("ADD", &container).error();
     assert_eq!(error.details, "the container has it: write \"linksInContainer\": true");
     // An ADD that was killed after the link was moved.
-    let record =
-        json!({"containerID": "c1", "ifname": "eth0", "netns": "/x", "port": "up1", "device": {"name": "up1"}});
+    let record = json!({"containerID": "c1", "ifname": "eth0", "netns": "/x", "port": "up1", "device": {"name": "up1"}});
     record_of_killed_add(&node, &record);
     let error = simple(&node, &json!({})).on("ADD", &container).error();
-    assert_eq!(error.details, "container c1 has it as up1, or was not followed by DEL: detach it there first");
+    assert_eq!(
+        error.details,
+        "container c1 has it as up1, or was not followed by DEL: detach it there first"
+    );
     let links = json!({"linksInContainer": true, "links": [{"name": "far1"}, {"name": "far2"}]});
     let error = simple(&node, &links).on("ADD", &container).error();
     assert!(error.details.contains("remove \"linksInContainer\""), "{error:?}");

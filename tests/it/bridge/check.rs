@@ -38,12 +38,18 @@ fn broken_outside(line: &str, msg: &str) {
 
 #[test]
 fn check_reports_missing_ipv4_address() {
-    broken_inside("ip addr del 10.1.2.2/24 dev eth0", "Failed to match addr 10.1.2.2/24 on interface eth0");
+    broken_inside(
+        "ip addr del 10.1.2.2/24 dev eth0",
+        "Failed to match addr 10.1.2.2/24 on interface eth0",
+    );
 }
 
 #[test]
 fn check_reports_missing_ipv6_address() {
-    broken_inside("ip addr del 2001:db8:1::2/64 dev eth0", "Failed to match addr 2001:db8:1::2/64 on interface eth0");
+    broken_inside(
+        "ip addr del 2001:db8:1::2/64 dev eth0",
+        "Failed to match addr 2001:db8:1::2/64 on interface eth0",
+    );
 }
 
 #[test]
@@ -61,7 +67,10 @@ fn check_reports_missing_connected_route() {
 
 #[test]
 fn check_reports_missing_route() {
-    broken_inside("ip route del 10.9.0.0/16", "Expected Route 10.9.0.0/16 via 10.1.2.1 not found in routing table");
+    broken_inside(
+        "ip route del 10.9.0.0/16",
+        "Expected Route 10.9.0.0/16 via 10.1.2.1 not found in routing table",
+    );
 }
 
 #[test]
@@ -74,7 +83,10 @@ fn check_reports_route_in_another_table() {
 
 #[test]
 fn check_reports_missing_default_route() {
-    broken_inside("ip -6 route del default", "Expected Route ::/0 via 2001:db8:1::1 not found in routing table");
+    broken_inside(
+        "ip -6 route del default",
+        "Expected Route ::/0 via 2001:db8:1::1 not found in routing table",
+    );
 }
 
 #[test]
@@ -193,8 +205,16 @@ fn check_reports_changed_port_attributes() {
             "isolated off",
             "hairpin mode false and isolation false, configured are false and true",
         ),
-        (json!({}), "hairpin on", "hairpin mode true and isolation false, configured are false and false"),
-        (json!({}), "isolated on", "hairpin mode false and isolation true, configured are false and false"),
+        (
+            json!({}),
+            "hairpin on",
+            "hairpin mode true and isolation false, configured are false and false",
+        ),
+        (
+            json!({}),
+            "isolated on",
+            "hairpin mode false and isolation true, configured are false and false",
+        ),
     ] {
         let (node, container) = (Node::new(), Container::new());
         let net = simple(&node, &keys);
@@ -213,7 +233,8 @@ fn check_reports_disabled_promiscuous_mode() {
     let result = net.add(&container);
     net.check(&container, &result).ok();
     node.sh("ip link set br0 promisc off");
-    let msg = "Bridge interface br0 configured Promisc Mode true doesn't match current state: false";
+    let msg =
+        "Bridge interface br0 configured Promisc Mode true doesn't match current state: false";
     net.check_finds(&container, &result, msg);
 }
 
@@ -246,7 +267,9 @@ fn check_refuses_results_of_other_attachments() {
         other
     };
     let netns = container.path();
-    let sandbox = |found: &str| format!("Sandbox in prevResult {found} doesn't match configured netns: {netns}");
+    let sandbox = |found: &str| {
+        format!("Sandbox in prevResult {found} doesn't match configured netns: {netns}")
+    };
     for (prev, msg) in [
         (changed("/interfaces/0/name", "br9".into()), "Interface name br0 not found in prevResult"),
         (
@@ -255,8 +278,14 @@ fn check_refuses_results_of_other_attachments() {
         ),
         (changed("/interfaces/2/name", "eth9".into()), sandbox("").as_str()),
         (changed("/interfaces/2/sandbox", "/elsewhere".into()), sandbox("/elsewhere").as_str()),
-        (changed("/interfaces/1/name", "veth00000000".into()), "CNI veth created for bridge br0 was not found"),
-        (changed("/ips/0/address", "10.1.2.9/24".into()), "Failed to match addr 10.1.2.9/24 on interface eth0"),
+        (
+            changed("/interfaces/1/name", "veth00000000".into()),
+            "CNI veth created for bridge br0 was not found",
+        ),
+        (
+            changed("/ips/0/address", "10.1.2.9/24".into()),
+            "Failed to match addr 10.1.2.9/24 on interface eth0",
+        ),
         (changed("/interfaces", json!([])), "Interface name br0 not found in prevResult"),
     ] {
         let error = net.check(&container, &prev).error();

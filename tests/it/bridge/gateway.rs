@@ -19,9 +19,10 @@ fn forwarding(node: &Node) -> [String; 2] {
 
 #[test]
 fn is_gateway_sets_address_and_forwarding_of_the_family() {
-    for (subnet, gateway, flags) in
-        [("10.1.2.0/24", "10.1.2.1/24", ["1", "0"]), ("2001:db8:1::/64", "2001:db8:1::1/64", ["0", "1"])]
-    {
+    for (subnet, gateway, flags) in [
+        ("10.1.2.0/24", "10.1.2.1/24", ["1", "0"]),
+        ("2001:db8:1::/64", "2001:db8:1::1/64", ["0", "1"]),
+    ] {
         let node = Node::new();
         assert_eq!(forwarding(&node), ["0", "0"]);
         let keys = json!({"isGateway": true, "ipam": node.host_local(&[subnet])});
@@ -100,8 +101,20 @@ fn force_address_replaces_conflicting_addresses_only() {
         ("10.1.2.3/24", "10.1.2.3", "10.1.0.0/16", true, &["10.1.2.3/16"]),
         ("2001:db8::1/32", "2001:db8:1::1", "2001:db8:1::/64", true, &["2001:db8:1::1/64"]),
         ("2001:db8:1::9/80", "2001:db8:1::1", "2001:db8:1::/64", true, &["2001:db8:1::1/64"]),
-        ("2001:db8:9::1/64", "2001:db8:1::1", "2001:db8:1::/64", false, &["2001:db8:1::1/64", "2001:db8:9::1/64"]),
-        ("2001:db8:9::1/64", "10.1.2.3", "10.1.0.0/16", false, &["10.1.2.3/16", "2001:db8:9::1/64"]),
+        (
+            "2001:db8:9::1/64",
+            "2001:db8:1::1",
+            "2001:db8:1::/64",
+            false,
+            &["2001:db8:1::1/64", "2001:db8:9::1/64"],
+        ),
+        (
+            "2001:db8:9::1/64",
+            "10.1.2.3",
+            "10.1.0.0/16",
+            false,
+            &["10.1.2.3/16", "2001:db8:9::1/64"],
+        ),
     ] {
         let node = Node::new();
         node.sh("ip link add br0 up type bridge");
@@ -146,7 +159,8 @@ fn a_failed_add_removes_no_address_of_the_bridge() {
     // Refused after the container is configured, and by the kernel at the new address itself.
     let mut ipam = node.host_local(&["10.2.0.0/24"]);
     ipam["ranges"][0][0]["gateway"] = json!("10.2.0.1");
-    let forced = net("10.2.0.0/24").with(&json!({"name": "other", "forceAddress": true, "ipam": ipam}));
+    let forced =
+        net("10.2.0.0/24").with(&json!({"name": "other", "forceAddress": true, "ipam": ipam}));
     node.sh("nft 'add table inet cnibox_masquerade; add chain inet cnibox_masquerade postrouting; add map inet cnibox_masquerade pods4 { type ipv4_addr : mark; }'");
     let masquerades = forced.with(&json!({"ipMasq": true, "ipMasqBackend": "nftables"}));
     let call = masquerades.call("ADD", "c2").netns(&two.path());
@@ -277,7 +291,8 @@ fn the_bridge_forwards_if_the_default_for_links_is_off() {
     let keys = merged(&dual(&node), &json!({"isDefaultGateway": true}));
     let net = Net::new(&node, "bridge", "1.1.0", &keys);
     net.add(&pod);
-    let ipam = merged(&node.host_local(&["10.9.0.0/24"]), &json!({"routes": [{"dst": "0.0.0.0/0"}]}));
+    let ipam =
+        merged(&node.host_local(&["10.9.0.0/24"]), &json!({"routes": [{"dst": "0.0.0.0/0"}]}));
     let ptp = Net::new(&node, "ptp", "1.1.0", &json!({"name": "far", "ipam": ipam}));
     ptp.call("ADD", "far").netns(&far.path()).result();
     assert!(pod.reaches("10.9.0.2"));

@@ -16,7 +16,9 @@ fn net<'n>(node: &'n Node, add: &str) -> Net<'n> {
             node.path("").display()
         ),
     );
-    node.sh("ip link show br0 2>/dev/null || ip link add br0 address 02:00:00:00:00:0b up type bridge");
+    node.sh(
+        "ip link show br0 2>/dev/null || ip link add br0 address 02:00:00:00:00:0b up type bridge",
+    );
     simple(node, &json!({"isGateway": true, "ipam": {"type": "fake"}}))
 }
 
@@ -42,7 +44,8 @@ fn a_missing_plugin_is_named_with_the_path() {
     let net = simple(&node, &json!({"ipam": {"type": "no-such"}}));
     let path = format!("{}:/nowhere", node.bin().display());
     let container = Container::new();
-    let msg = format!("failed to find plugin \"no-such\" in path [{} /nowhere]", node.bin().display());
+    let msg =
+        format!("failed to find plugin \"no-such\" in path [{} /nowhere]", node.bin().display());
     for verb in ["ADD", "DEL", "CHECK", "STATUS"] {
         let error = net.on(verb, &container).env("CNI_PATH", &path).error();
         assert_eq!(error.msg, msg, "{verb}");
@@ -53,7 +56,8 @@ fn a_missing_plugin_is_named_with_the_path() {
     fine.add(&container);
     assert_eq!(net.on("DEL", &container).env("CNI_PATH", &path).error().msg, msg);
     no_veth_remains(&node);
-    let error = simple(&node, &json!({"ipam": {"type": "../bridge"}})).on("ADD", &container).error();
+    let error =
+        simple(&node, &json!({"ipam": {"type": "../bridge"}})).on("ADD", &container).error();
     assert_eq!(error.msg, "invalid plugin name: ../bridge");
 }
 
@@ -66,7 +70,10 @@ fn the_ipam_plugin_gets_the_request_unchanged() {
     let result: Value = net.on("ADD", &container).stdin(text.as_str()).result();
     assert_eq!(std::fs::read_to_string(node.path("stdin")).unwrap(), text);
     // Without a gateway from IPAM the first address of the subnet is the gateway.
-    assert_eq!(result["ips"], json!([{"address": "10.5.0.9/16", "gateway": "10.5.0.1", "interface": 2}]));
+    assert_eq!(
+        result["ips"],
+        json!([{"address": "10.5.0.9/16", "gateway": "10.5.0.1", "interface": 2}])
+    );
     net.del(&container);
     assert_eq!(calls(&node), "ADD DEL ");
 }
@@ -91,7 +98,9 @@ fn an_unparsable_ipam_result_is_refused() {
 #[test]
 fn no_addresses_are_refused_and_released() {
     let node = Node::new();
-    for output in [r#"echo '{"cniVersion":"1.0.0"}'"#, r#"echo '{"ips":[]}'"#, "echo null", "echo {}"] {
+    for output in
+        [r#"echo '{"cniVersion":"1.0.0"}'"#, r#"echo '{"ips":[]}'"#, "echo null", "echo {}"]
+    {
         let net = net(&node, output);
         drop(std::fs::remove_file(node.path("calls")));
         let error = refused(&net);
@@ -103,7 +112,10 @@ fn no_addresses_are_refused_and_released() {
 #[test]
 fn an_error_object_passes_through_and_del_follows() {
     let node = Node::new();
-    let net = net(&node, r#"echo '{"cniVersion":"1.0.0","code":123,"msg":"no <room>","details":"ask later"}'; exit 7"#);
+    let net = net(
+        &node,
+        r#"echo '{"cniVersion":"1.0.0","code":123,"msg":"no <room>","details":"ask later"}'; exit 7"#,
+    );
     let error = refused(&net);
     assert_eq!(error.brief(), (123, "no <room>"));
     assert!(error.details.contains("ask later"), "{error:?}");
@@ -127,7 +139,10 @@ fn a_failure_without_an_error_object_is_described() {
 #[test]
 fn stderr_of_the_ipam_plugin_is_forwarded() {
     let node = Node::new();
-    let net = net(&node, r#"echo chatter >&2; echo '{"ips":[{"address":"10.1.2.9/24"}]}'; echo more >&2"#);
+    let net = net(
+        &node,
+        r#"echo chatter >&2; echo '{"ips":[{"address":"10.1.2.9/24"}]}'; echo more >&2"#,
+    );
     let outcome = net.on("ADD", &Container::new()).run();
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
     assert_eq!(outcome.stderr, "chatter\nmore\n");

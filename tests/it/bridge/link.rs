@@ -149,7 +149,8 @@ fn an_existing_bridge_keeps_its_index_and_mac() {
     let node = Node::new();
     node.sh("ip link add br0 type bridge");
     let before = details(&node, "br0");
-    let keys = json!({"isGateway": true, "ipam": node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"])});
+    let keys =
+        json!({"isGateway": true, "ipam": node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"])});
     let net = simple(&node, &keys);
     // A bridge without an assigned MAC follows its lowest port. The ports of this bridge have lower
     // MACs, so ADD must pin the bridge's own.

@@ -59,10 +59,15 @@ fn impossible_values_are_refused() {
         (
             json!({"bridge": "a/b"}),
             7,
-            "bridge name \"a/b\": interface name contains / or : or whitespace characters".to_owned(),
+            "bridge name \"a/b\": interface name contains / or : or whitespace characters"
+                .to_owned(),
         ),
         (json!({"runtimeConfig": {"mac": "zz"}}), 7, "address zz: invalid MAC address".to_owned()),
-        (json!({"args": {"cni": {"mac": "02:00:00"}}}), 7, "address 02:00:00: invalid MAC address".to_owned()),
+        (
+            json!({"args": {"cni": {"mac": "02:00:00"}}}),
+            7,
+            "address 02:00:00: invalid MAC address".to_owned(),
+        ),
     ] {
         simple(&node, &keys).add_is_refused(&container, code, &msg);
     }
@@ -77,7 +82,10 @@ fn invalid_trunk_entries_get_the_references_errors() {
         (json!({"minID": 0, "maxID": 9}), "incorrect trunk minID parameter".to_owned()),
         (json!({"minID": 4095, "maxID": 9}), "incorrect trunk minID parameter".to_owned()),
         (json!({"minID": 1, "maxID": 4095}), "incorrect trunk maxID parameter".to_owned()),
-        (json!({"minID": 9, "maxID": 8}), "minID is greater than maxID in trunk parameter".to_owned()),
+        (
+            json!({"minID": 9, "maxID": 8}),
+            "minID is greater than maxID in trunk parameter".to_owned(),
+        ),
         (json!({"maxID": 8}), format!("{missing} minID is missing")),
         (json!({"minID": 8}), format!("{missing} maxID is missing")),
         (json!({"id": 0}), "incorrect trunk id parameter".to_owned()),
@@ -229,7 +237,8 @@ fn exhausted_ranges_leave_no_link() {
     net.add(&one);
     let before = (node.snapshot(), two.snapshot(&node));
     let error = net.call("ADD", "c2").netns(&two.path()).error();
-    let msg = "failed to allocate for range 0: no IP addresses available in range set: 10.1.2.1-10.1.2.2";
+    let msg =
+        "failed to allocate for range 0: no IP addresses available in range set: 10.1.2.1-10.1.2.2";
     assert_eq!(error.brief(), (999, msg));
     settles(&before.0, || node.snapshot());
     settles(&before.1, || two.snapshot(&node));

@@ -35,7 +35,10 @@ fn every_attribute_of_a_route_reaches_kernel_and_result() {
     let (container, result) = added(&node, &routes);
     assert_eq!(result["routes"], routes);
     let show = |args: &str| lines(&container.sh(&format!("ip {args}")));
-    assert_eq!(show("route show 10.9.0.0/16"), ["10.9.0.0/16 via 10.1.2.1 dev eth0 metric 77 mtu 1300 advmss 1200"]);
+    assert_eq!(
+        show("route show 10.9.0.0/16"),
+        ["10.9.0.0/16 via 10.1.2.1 dev eth0 metric 77 mtu 1300 advmss 1200"]
+    );
     assert_eq!(show("route show table 500"), ["10.8.0.0/16 via 10.1.2.7 dev eth0"]);
     assert_eq!(show("route show 10.8.0.0/16"), [""; 0], "only in its table");
     assert_eq!(show("route show 10.7.0.7"), ["10.7.0.7 via 10.1.2.1 dev eth0"]);
@@ -43,7 +46,10 @@ fn every_attribute_of_a_route_reaches_kernel_and_result() {
         show("-6 route show 2001:db8:9::/48"),
         ["2001:db8:9::/48 via 2001:db8:1::1 dev eth0 metric 5 mtu 1290 pref medium"]
     );
-    assert_eq!(show("-6 route show table 77"), ["2001:db8:8::/48 via 2001:db8:1::1 dev eth0 metric 1024 pref medium"]);
+    assert_eq!(
+        show("-6 route show table 77"),
+        ["2001:db8:8::/48 via 2001:db8:1::1 dev eth0 metric 1024 pref medium"]
+    );
 }
 
 #[test]
@@ -88,7 +94,10 @@ fn duplicate_routes_are_added_once() {
         &json!([{"dst": "10.9.0.0/16"}, {"dst": "10.9.0.0/16", "gw": "10.1.2.1"},
                 {"dst": "10.9.3.4/16"}, {"dst": "2001:db8:9::5/48"}, {"dst": "2001:db8:9::/48"}]),
     );
-    assert_eq!(lines(&container.sh("ip route show 10.9.0.0/16")), ["10.9.0.0/16 via 10.1.2.1 dev eth0"]);
+    assert_eq!(
+        lines(&container.sh("ip route show 10.9.0.0/16")),
+        ["10.9.0.0/16 via 10.1.2.1 dev eth0"]
+    );
     assert_eq!(lines(&container.sh("ip -6 route show 2001:db8:9::/48")).len(), 1);
 }
 

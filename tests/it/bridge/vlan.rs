@@ -102,7 +102,10 @@ fn a_port_is_in_exactly_the_vlans_that_are_configured() {
             json!({"vlan": 100, "vlanTrunk": [{"id": 101}, {"minID": 200, "maxID": 210}]}),
             &["100 native", "101", "200-210"],
         ),
-        (json!({"vlan": 205, "vlanTrunk": [{"minID": 200, "maxID": 210}]}), &["200-204", "205 native", "206-210"]),
+        (
+            json!({"vlan": 205, "vlanTrunk": [{"minID": 200, "maxID": 210}]}),
+            &["200-204", "205 native", "206-210"],
+        ),
         (json!({"vlanTrunk": [{"minID": 1, "maxID": 4094}]}), &["1 native", "2-4094"]),
     ] {
         let (node, container) = (Node::new(), Container::new());
@@ -140,7 +143,8 @@ fn containers_hear_only_their_own_vlan() {
 #[test]
 fn trunks_carry_tagged_frames_to_the_container() {
     needs!(lane::BRIDGE_VLAN, lane::VLAN);
-    let (node, trunk, one, two) = (Node::new(), Container::new(), Container::new(), Container::new());
+    let (node, trunk, one, two) =
+        (Node::new(), Container::new(), Container::new(), Container::new());
     layer2(&node, "1.1.0", &json!({"vlanTrunk": [{"id": 100}]})).add(&trunk);
     for (id, container, vlan) in [("c2", &one, 100), ("c3", &two, 200)] {
         simple(&node, &json!({"vlan": vlan})).call("ADD", id).netns(&container.path()).result();
@@ -159,7 +163,8 @@ fn trunks_carry_tagged_frames_to_the_container() {
 #[test]
 fn a_vlan_gateway_is_deleted_with_its_last_port() {
     needs!(lane::BRIDGE_VLAN);
-    let (node, one, two, other) = (Node::new(), Container::new(), Container::new(), Container::new());
+    let (node, one, two, other) =
+        (Node::new(), Container::new(), Container::new(), Container::new());
     let net = Net::new(&node, "bridge", "1.1.0", &(WITH_VLAN.keys)(&node));
     let result = net.add(&one);
     assert_eq!(addresses(&node.ip("addr show br0.100")), ["10.1.2.1/24", "2001:db8:1::1/64"]);
@@ -259,7 +264,9 @@ fn a_half_made_vlan_gateway_is_completed() {
     // An existing interface that is not a veth pair is foreign: DEL keeps it.
     needs!(lane::VLAN);
     let (node, container) = (Node::new(), Container::new());
-    node.sh("ip link add br0 up type bridge vlan_filtering 1; bridge vlan add dev br0 vid 100 self");
+    node.sh(
+        "ip link add br0 up type bridge vlan_filtering 1; bridge vlan add dev br0 vid 100 self",
+    );
     node.sh("ip link add link br0 name br0.100 type vlan id 100");
     let net = simple(&node, &json!({"vlan": 100, "isGateway": true}));
     let result = net.add(&container);
@@ -340,14 +347,32 @@ fn check_reports_changed_vlans() {
     needs!(lane::BRIDGE_VLAN);
     let keys = json!({"vlan": 100, "isGateway": true, "vlanTrunk": [{"minID": 200, "maxID": 210}]});
     for (line, msg) in [
-        ("bridge vlan add dev VETH vid 100", "port \"VETH\" is not in VLAN 100, configured as native"),
-        ("bridge vlan del dev VETH vid 205", "port \"VETH\" is not in VLAN 205, configured as tagged"),
-        ("bridge vlan add dev VETH vid 300", "port \"VETH\" is in VLAN 300, which is not configured"),
-        ("ip link set br0 type bridge vlan_filtering 0", "bridge \"br0\" does not filter VLANs, and has other ports"),
+        (
+            "bridge vlan add dev VETH vid 100",
+            "port \"VETH\" is not in VLAN 100, configured as native",
+        ),
+        (
+            "bridge vlan del dev VETH vid 205",
+            "port \"VETH\" is not in VLAN 205, configured as tagged",
+        ),
+        (
+            "bridge vlan add dev VETH vid 300",
+            "port \"VETH\" is in VLAN 300, which is not configured",
+        ),
+        (
+            "ip link set br0 type bridge vlan_filtering 0",
+            "bridge \"br0\" does not filter VLANs, and has other ports",
+        ),
         ("ip link set br0.100 down", "VLAN gateway \"br0.100\" is down"),
         ("ip link del br0.100", "VLAN gateway \"br0.100\" was not found"),
-        ("bridge vlan del dev PEER vid 100", "VLAN gateway \"br0.100\" is not connected to VLAN 100 of \"br0\""),
-        ("ip link set PEER nomaster", "VLAN gateway \"br0.100\" is not connected to VLAN 100 of \"br0\""),
+        (
+            "bridge vlan del dev PEER vid 100",
+            "VLAN gateway \"br0.100\" is not connected to VLAN 100 of \"br0\"",
+        ),
+        (
+            "ip link set PEER nomaster",
+            "VLAN gateway \"br0.100\" is not connected to VLAN 100 of \"br0\"",
+        ),
         ("ip addr flush dev br0.100", "gateway 10.1.2.1 is not an address of \"br0.100\""),
     ] {
         let (node, container) = (Node::new(), Container::new());

@@ -29,7 +29,9 @@ fn leases_survive_the_daemon_being_killed() {
         daemon = world.daemon(&[]);
         net.check(&container, &result).ok();
         let before = world.isc_log().matches("DHCPACK on 192.168.1.5").count();
-        eventually("it is not renewed", || world.isc_log().matches("DHCPACK on 192.168.1.5").count() > before);
+        eventually("it is not renewed", || {
+            world.isc_log().matches("DHCPACK on 192.168.1.5").count() > before
+        });
         assert!(world.daemon_log().matches("ready, with 1 leases").count() == round);
         assert_eq!(addresses(&container), ["192.168.1.5/24"]);
         assert!(container.pings("192.168.1.1"));
@@ -102,7 +104,9 @@ fn without_a_daemon_the_error_says_how_to_start_it() {
     let net = world.alone("1.1.0");
     let socket = world.socket();
     let socket = socket.display();
-    let msg = format!("error dialing DHCP daemon: dial unix {socket}: connect: no such file or directory");
+    let msg = format!(
+        "error dialing DHCP daemon: dial unix {socket}: connect: no such file or directory"
+    );
     let remedy = format!(
         "start it with \"dhcp daemon -socketpath {socket}\" or its systemd units, or set \"startDaemon\" in \"ipam\""
     );
@@ -205,7 +209,10 @@ fn a_second_daemon_is_refused_and_the_socket_is_roots() {
     assert_eq!(code, Some(1));
     assert!(said.contains("another daemon keeps the leases"), "{said}");
     let (code, said) = second(&["-pidfile", "x"]);
-    assert_eq!((code, said.as_str()), (Some(1), "Error writing pidfile \"x\": path not absolute\n"));
+    assert_eq!(
+        (code, said.as_str()),
+        (Some(1), "Error writing pidfile \"x\": path not absolute\n")
+    );
     assert_eq!(second(&["-h"]).0, Some(0));
     assert_eq!(second(&["--nonsense"]).0, Some(2));
     assert_eq!(world.alone("1.1.0").call("STATUS", "").run().status, Some(0), "the first serves");
@@ -263,7 +270,8 @@ fn hostprefix_applies_to_socket_and_namespaces() {
     let socket = host.join("run/dhcp.sock");
     eventually("it does not listen", || UnixStream::connect(&socket).is_ok());
     let container = world.wired("v1");
-    let net = world.alone("1.1.0").with(&json!({"ipam": {"type": "dhcp", "daemonSocketPath": socket}}));
+    let net =
+        world.alone("1.1.0").with(&json!({"ipam": {"type": "dhcp", "daemonSocketPath": socket}}));
     // The daemon resolves the path of a mount below the prefix.
     let mount = world.mounted(&container, "netns");
     let mounted = net.call("ADD", "c1").netns(&mount);

@@ -155,7 +155,10 @@ fn a_linked_pidfile_is_not_written() {
     };
     let refused = || {
         let outcome = start();
-        let text = format!("Error writing pidfile \"{}\": the path is not a regular file of this user", pid.display());
+        let text = format!(
+            "Error writing pidfile \"{}\": the path is not a regular file of this user",
+            pid.display()
+        );
         assert!(outcome.status == Some(1) && outcome.stderr.contains(&text), "{outcome:?}");
     };
     symlink(&precious, &pid).unwrap();

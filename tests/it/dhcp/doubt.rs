@@ -17,7 +17,8 @@ const SECONDS: u32 = 12;
 
 /// The record of the only lease.
 fn record(world: &World) -> Value {
-    let content: Value = serde_json::from_str(&fs::read_to_string(&world.records()[0]).unwrap()).unwrap();
+    let content: Value =
+        serde_json::from_str(&fs::read_to_string(&world.records()[0]).unwrap()).unwrap();
     content["record"].clone()
 }
 
@@ -68,7 +69,8 @@ fn a_lease_outlives_the_process_of_its_path() {
     let _server = world.isc(SECONDS);
     let daemon = world.daemon(&[]);
     let child = world.node.path("child");
-    let mut process = world.wired_process("v1", &format!("sleep 600 & echo $! > {}; wait", child.display()));
+    let mut process =
+        world.wired_process("v1", &format!("sleep 600 & echo $! > {}; wait", child.display()));
     let child_id = || fs::read_to_string(&child).ok().and_then(|text| text.trim().parse().ok());
     eventually("no child", || child_id().is_some());
     world.alone("1.1.0").call("ADD", "c1").netns(&process.netns()).result();
@@ -92,7 +94,9 @@ fn a_container_that_dies_without_del_leaves_nothing() {
         net.call("ADD", "c1").netns(&mount).result();
         if path_ends_first {
             world.node.sh(&format!("umount {mount}"));
-            eventually("it does not look", || world.daemon_log().contains("leads to its namespace"));
+            eventually("it does not look", || {
+                world.daemon_log().contains("leads to its namespace")
+            });
             process.kill();
         } else {
             process.kill();
@@ -102,7 +106,8 @@ fn a_container_that_dies_without_del_leaves_nothing() {
         no_veth_remains(&world.node);
         assert_eq!(daemon.open_namespaces(), 0);
         // The end of the link on the host is the proof for everything else.
-        let directories = ["cache", "net.d", "leases"].map(|name| world.node.path(name).display().to_string());
+        let directories =
+            ["cache", "net.d", "leases"].map(|name| world.node.path(name).display().to_string());
         let [cache, conf, leases] = &directories;
         let line = ["gc", "--cache-dir", cache, "--conf-dir", conf, "--data-dir", leases];
         world.node.cnibox(&line).printed();
@@ -167,13 +172,17 @@ fn a_namespace_that_is_let_go_is_found_again() {
         let uptime = fs::read_to_string("/proc/uptime").unwrap();
         uptime.split('.').next().unwrap().parse::<u64>().unwrap() * 1000
     };
-    eventually("it is renewed", || milliseconds() > record(&world)["lease"]["expires"].as_u64().unwrap());
+    eventually("it is renewed", || {
+        milliseconds() > record(&world)["lease"]["expires"].as_u64().unwrap()
+    });
     assert_eq!(addresses(&container), ["192.168.1.5/24"]);
     world.mounted(&container, "netns");
     eventually("it does not expire", || world.daemon_log().contains("the lease has expired"));
     eventually("no new lease", || record(&world)["lease"].is_object());
     // The record of the lease is written before the address is configured.
-    eventually("the lease's address", || (daemon.open_namespaces(), addresses(&container).len()) == (1, 1));
+    eventually("the lease's address", || {
+        (daemon.open_namespaces(), addresses(&container).len()) == (1, 1)
+    });
     world.node.sh(&format!("umount {mount}"));
     eventually("the namespace is kept open", || daemon.open_namespaces() == 0);
     assert_eq!(world.records().len(), 1);
@@ -206,7 +215,9 @@ fn a_daemon_keeps_the_records_of_hidden_namespaces() {
     world.is_renewed();
     // So does the same daemon.
     restart(&mut daemon, &|| daemon_without(&world, &view));
-    eventually("it is silent", || world.daemon_log().matches("the namespace is out of view").count() == 2);
+    eventually("it is silent", || {
+        world.daemon_log().matches("the namespace is out of view").count() == 2
+    });
     world.node.sh(&format!("nsenter -t {} -m umount {}", daemon.id(), view.display()));
     world.is_renewed();
     net.check(&container, &result).ok();

@@ -66,7 +66,8 @@ impl Seen {
         bytes.extend(&self.bytes[28..44]);
         bytes.resize(236, 0);
         bytes.extend([99, 130, 83, 99, 53, 1, kind]);
-        let base: [(u8, &[u8]); 3] = [(1, &[255, 255, 255, 0]), (54, &[192, 168, 1, 1]), (51, &[0, 0, 0, 4])];
+        let base: [(u8, &[u8]); 3] =
+            [(1, &[255, 255, 255, 0]), (54, &[192, 168, 1, 1]), (51, &[0, 0, 0, 4])];
         for (code, value) in base {
             if !extra.iter().any(|(c, _)| *c == code) {
                 bytes.extend([code, 4]);
@@ -92,12 +93,15 @@ pub(super) struct Fake {
 impl Fake {
     /// Starts the server. `script` returns the replies to a message, given the number of earlier
     /// messages of the same type.
-    pub(super) fn start(mut script: impl FnMut(&Seen, usize) -> Vec<Vec<u8>> + Send + 'static) -> Fake {
+    pub(super) fn start(
+        mut script: impl FnMut(&Seen, usize) -> Vec<Vec<u8>> + Send + 'static,
+    ) -> Fake {
         let socket = UdpSocket::bind("0.0.0.0:67").unwrap();
         setsockopt(&socket, sockopt::BindToDevice, &"br0".into()).unwrap();
         socket.set_broadcast(true).unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-        let (seen, stop) = (Arc::new(Mutex::new(Vec::<Seen>::new())), Arc::new(AtomicBool::new(false)));
+        let (seen, stop) =
+            (Arc::new(Mutex::new(Vec::<Seen>::new())), Arc::new(AtomicBool::new(false)));
         let (log, end) = (Arc::clone(&seen), Arc::clone(&stop));
         let thread = thread::spawn(move || {
             let mut buffer = [0; 2048];
@@ -110,7 +114,8 @@ impl Fake {
                 for answer in script(&message, earlier) {
                     // RFC 2131 section 4.1: unicast to a non-zero ciaddr, but DHCPNAK is broadcast.
                     let refusal = answer.get(242) == Some(&NAK);
-                    let there = Some(message.ciaddr()).filter(|ip| !ip.is_unspecified() && !refusal);
+                    let there =
+                        Some(message.ciaddr()).filter(|ip| !ip.is_unspecified() && !refusal);
                     drop(socket.send_to(&answer, (there.unwrap_or(Ipv4Addr::BROADCAST), 68)));
                 }
             }

@@ -92,8 +92,15 @@ impl Seen {
         extra: &[u8],
     ) -> Vec<u8> {
         let ia = [self.iaid(), &t1.to_be_bytes(), &t2.to_be_bytes(), inner].concat();
-        [&[kind][..], self.xid(), &option(1, self.option(1).unwrap()), &option(2, server), &option(3, &ia), extra]
-            .concat()
+        [
+            &[kind][..],
+            self.xid(),
+            &option(1, self.option(1).unwrap()),
+            &option(2, server),
+            &option(3, &ia),
+            extra,
+        ]
+        .concat()
     }
 
     /// The same of the server [`SERVER`], with T1 of one second and T2 of three.
@@ -114,12 +121,15 @@ pub(super) struct Fake {
 impl Fake {
     /// Starts the server. `script` returns the replies to a message, given the number of earlier
     /// messages of the same type.
-    pub(super) fn start(mut script: impl FnMut(&Seen, usize) -> Vec<Vec<u8>> + Send + 'static) -> Fake {
+    pub(super) fn start(
+        mut script: impl FnMut(&Seen, usize) -> Vec<Vec<u8>> + Send + 'static,
+    ) -> Fake {
         let socket = UdpSocket::bind("[::]:547").unwrap();
         let index = if_nametoindex("br0").unwrap();
         socket.join_multicast_v6(&"ff02::1:2".parse().unwrap(), index).unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-        let (seen, stop) = (Arc::new(Mutex::new(Vec::<Seen>::new())), Arc::new(AtomicBool::new(false)));
+        let (seen, stop) =
+            (Arc::new(Mutex::new(Vec::<Seen>::new())), Arc::new(AtomicBool::new(false)));
         let (log, end) = (Arc::clone(&seen), Arc::clone(&stop));
         let thread = thread::spawn(move || {
             let mut buffer = [0; 2048];

@@ -72,7 +72,8 @@ fn noise_on_the_link_does_not_prevent_a_lease() {
             _ => return vec![],
         };
         let good = seen.answer(kind, FIVE, &[(51, &[0, 0, 14, 16])]);
-        let mut noise: Vec<Vec<u8>> = (0..good.len()).step_by(3).map(|n| good[..n].to_vec()).collect();
+        let mut noise: Vec<Vec<u8>> =
+            (0..good.len()).step_by(3).map(|n| good[..n].to_vec()).collect();
         for at in [0, 1, 2, 4, 28, 236, 242] {
             let mut bad = good.clone();
             bad[at] ^= 0xff;

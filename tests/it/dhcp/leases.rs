@@ -64,7 +64,8 @@ fn the_result_has_every_option_of_the_lease() {
         "search": ["a.com", "b.a.com"]});
     let ips = json!([{"address": "192.168.1.5/24", "gateway": "192.168.1.1"}]);
     let default = json!({"dst": "0.0.0.0/0", "gw": "192.168.1.1", "mtu": 1400});
-    let expected = |routes: Value| json!({"cniVersion": "1.1.0", "ips": ips, "dns": dns, "routes": routes});
+    let expected =
+        |routes: Value| json!({"cniVersion": "1.1.0", "ips": ips, "dns": dns, "routes": routes});
     assert_eq!(net.add(&container), expected(json!([default])));
     assert_eq!(addresses(&container), [""; 0], "the interface is not this plugin's");
     net.del(&container);
@@ -127,7 +128,8 @@ fn concurrent_dels_all_succeed() {
 fn an_exhausted_pool_fails_at_the_time_limit() {
     let world = World::new();
     let _server = world.dnsmasq(1, &[]);
-    let _daemon = world.daemon(&["-timeout", "500ms", "-resendmax=1s", "--resendtimeout", "2500ms"]);
+    let _daemon =
+        world.daemon(&["-timeout", "500ms", "-resendmax=1s", "--resendtimeout", "2500ms"]);
     let (one, two) = (world.wired("v1"), world.wired("v2"));
     let net = world.alone("1.1.0");
     net.add(&one);
@@ -219,7 +221,10 @@ fn gc_releases_stale_leases() {
     };
     gc(&other, json!([]));
     assert_eq!(world.leased().len(), 3, "another network");
-    gc(&net, json!([{"containerID": "c2", "ifname": "eth0"}, {"containerID": "c1", "ifname": "eth9"}]));
+    gc(
+        &net,
+        json!([{"containerID": "c2", "ifname": "eth0"}, {"containerID": "c1", "ifname": "eth9"}]),
+    );
     world.leases_become(&["192.168.1.6"]);
     net.call("CHECK", "c2").netns(&containers[1].path()).ok();
     gc(&net, json!([]));
@@ -258,7 +263,8 @@ fn many_leases_are_acquired_concurrently() {
         let call = |(n, c): (usize, &Container)| net.call(verb, &format!("c{n}")).netns(&c.path());
         let calls: Vec<_> = containers.iter().enumerate().map(call).collect();
         thread::scope(|scope| {
-            let threads: Vec<_> = calls.iter().map(|call| scope.spawn(move || call.run())).collect();
+            let threads: Vec<_> =
+                calls.iter().map(|call| scope.spawn(move || call.run())).collect();
             for thread in threads {
                 let outcome = thread.join().unwrap();
                 assert_eq!(outcome.status, Some(0), "{verb}: {outcome:?}");
@@ -357,8 +363,15 @@ fn tuning_warns_of_another_mac_than_that_of_the_lease() {
     let _daemon = world.daemon(&[]);
     world.node.sh("ip link add lan0 up type veth peer name lan1 && ip link set lan1 up master br0");
     let of_pool = json!({"ipam": world.node.host_local(&["10.1.2.0/24"])});
-    let macvlan = Net::new(&world.node, "macvlan", "1.1.0", &json!({"master": "lan0", "ipam": world.ipam(&json!({}))}));
-    for (net, is_leased) in [(world.net("1.1.0"), true), (macvlan, true), (world.net("1.1.0").with(&of_pool), false)] {
+    let macvlan = Net::new(
+        &world.node,
+        "macvlan",
+        "1.1.0",
+        &json!({"master": "lan0", "ipam": world.ipam(&json!({}))}),
+    );
+    for (net, is_leased) in
+        [(world.net("1.1.0"), true), (macvlan, true), (world.net("1.1.0").with(&of_pool), false)]
+    {
         let container = Container::new();
         let prev = net.add(&container);
         let keys = json!({"type": "tuning", "ipam": null, "prevResult": prev});

@@ -34,7 +34,10 @@ fn a_renewal_is_unicast_with_its_own_transaction_id() {
     assert_eq!(discover.option(57), Some(&[5, 0xc0][..]));
     assert_eq!(discover.option(61), Some(&b"\0c1/net/eth0"[..]));
     let first = &server.seen(REQUEST)[0];
-    assert_eq!((first.option(50), first.option(54)), (Some(&FIVE[..]), Some(&[192, 168, 1, 1][..])));
+    assert_eq!(
+        (first.option(50), first.option(54)),
+        (Some(&FIVE[..]), Some(&[192, 168, 1, 1][..]))
+    );
     assert_eq!(first.xid(), discover.xid());
 
     let renewal = server.wait("no renewal", is_renewal);
@@ -42,7 +45,8 @@ fn a_renewal_is_unicast_with_its_own_transaction_id() {
     assert_eq!((renewal.ciaddr(), renewal.broadcast()), (FIVE.into(), false));
     assert_eq!((renewal.option(50), renewal.option(54)), (None, None));
     assert_ne!(renewal.xid(), discover.xid());
-    let renewals = || -> Vec<Seen> { server.seen(REQUEST).into_iter().filter(is_renewal).collect() };
+    let renewals =
+        || -> Vec<Seen> { server.seen(REQUEST).into_iter().filter(is_renewal).collect() };
     eventually("no third renewal", || renewals().len() >= 3);
     for pair in renewals().windows(2) {
         // A lost reply would cause a retransmission after one second.
@@ -77,10 +81,9 @@ fn another_server_takes_over_when_the_first_is_silent() {
     let (net, container) = (world.net("1.1.0"), Container::new());
     let result = net.add(&container);
     eventually("nobody took over", || {
-        world
-            .records()
-            .iter()
-            .any(|p| std::fs::read_to_string(p).unwrap_or_default().contains("\"server\":\"192.168.1.9\""))
+        world.records().iter().any(|p| {
+            std::fs::read_to_string(p).unwrap_or_default().contains("\"server\":\"192.168.1.9\"")
+        })
     });
     assert_eq!(addresses(&container), ["192.168.1.5/24"]);
     assert!(container.sh("ip route").contains("default via 192.168.1.1"));
@@ -113,8 +116,12 @@ fn a_refused_lease_is_replaced_on_the_interface() {
     assert!(world.daemon_log().contains("refused by the server: moved"), "{}", world.daemon_log());
     // The client received the DHCPNAK of the first renewal and did not rebind.
     assert_eq!(server.seen(REQUEST).iter().filter(|m| is_renewal(m)).count(), 1);
-    let error = net.with(&json!({"ipam": world.ipam(&json!({}))})).check(&container, &result).error();
-    assert_eq!(error.msg, "error calling DHCP.Check: the lease for c1/net/eth0 has the address 192.168.1.6");
+    let error =
+        net.with(&json!({"ipam": world.ipam(&json!({}))})).check(&container, &result).error();
+    assert_eq!(
+        error.msg,
+        "error calling DHCP.Check: the lease for c1/net/eth0 has the address 192.168.1.6"
+    );
     net.del(&container);
     let release = server.wait("no release", |m| m.kind() == RELEASE);
     assert_eq!(release.ciaddr(), Ipv4Addr::from(SIX));
@@ -226,7 +233,9 @@ fn the_lease_follows_a_changed_mac() {
     container.sh("ip link set eth0 address 02:00:00:00:00:42");
     let renewal = server.wait("no renewal", is_renewal);
     assert_eq!(renewal.bytes[28..34], [2, 0, 0, 0, 0, 0x42]);
-    eventually("it was not renewed", || server.seen(REQUEST).iter().filter(|m| is_renewal(m)).count() >= 2);
+    eventually("it was not renewed", || {
+        server.seen(REQUEST).iter().filter(|m| is_renewal(m)).count() >= 2
+    });
     assert_eq!(addresses(&container), ["192.168.1.5/24"]);
     net.del(&container);
 }

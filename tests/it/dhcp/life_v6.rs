@@ -8,7 +8,8 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::fake_v6::{
-    ADVERTISE, Fake, REBIND, RELEASE, RENEW, REPLY, REQUEST, SERVER, SOLICIT, Seen, address, option, status,
+    ADVERTISE, Fake, REBIND, RELEASE, RENEW, REPLY, REQUEST, SERVER, SOLICIT, Seen, address,
+    option, status,
 };
 use super::world::{World, addresses_v6};
 use crate::support::node::{Container, eventually};
@@ -108,7 +109,11 @@ fn a_lease_lost_by_the_server_is_requested_again() {
     assert_eq!(addresses_v6(&container), ["fd00:1::5/128"]);
     assert!(container.sh("ip -6 route").contains("fd00:77::/64 via fe80::1"));
     assert_eq!(container.ip("link show dev eth0")[0]["ifindex"], index);
-    assert!(!world.daemon_log().contains("the server refuses to renew the lease"), "{}", world.daemon_log());
+    assert!(
+        !world.daemon_log().contains("the server refuses to renew the lease"),
+        "{}",
+        world.daemon_log()
+    );
     net.check(&container, &result).ok();
     net.del(&container);
 }
@@ -131,12 +136,15 @@ fn a_withdrawn_address_is_replaced_on_the_interface() {
         let (net, container) = (world.net_of("1.1.0", "ipv6"), Container::new());
         let result = net.add(&container);
         container.sh("ip -6 route add fd00:77::/64 via fe80::1 dev eth0");
-        eventually("the new address did not come", || addresses_v6(&container) == ["fd00:1::6/128"]);
+        eventually("the new address did not come", || {
+            addresses_v6(&container) == ["fd00:1::6/128"]
+        });
         assert!(container.sh("ip -6 route").contains("fd00:77::/64 via fe80::1"));
         let lost = world.daemon_log().contains("refused by the server: it takes the address back");
         assert_eq!(lost, !renumbered, "{}", world.daemon_log());
         let error = net.check(&container, &result).error();
-        let msg = "error calling DHCP.Check: the lease for c1/net/eth0 (ipv6) has the address fd00:1::6";
+        let msg =
+            "error calling DHCP.Check: the lease for c1/net/eth0 (ipv6) has the address fd00:1::6";
         assert_eq!(error.msg, msg);
         net.del(&container);
     }
@@ -240,7 +248,13 @@ fn hostile_options_are_ignored() {
             option(65535, &[7; 900]),
         ];
         let kind = if seen.kind() == SOLICIT { ADVERTISE } else { REPLY };
-        vec![seen.answer_of(kind, SERVER, (0xffff_ffff, 0xffff_ffff), &bad.concat(), &extra.concat())]
+        vec![seen.answer_of(
+            kind,
+            SERVER,
+            (0xffff_ffff, 0xffff_ffff),
+            &bad.concat(),
+            &extra.concat(),
+        )]
     });
     let mut daemon = world.daemon(&[]);
     let container = world.wired("v1");

@@ -128,7 +128,10 @@ fn a_lease_ends_with_the_process_of_its_namespace() {
     eventually("the namespace stays", || !world.node.ip("link").to_string().contains("\"v1\""));
     assert_eq!(daemon.open_namespaces(), 0);
     let log = world.daemon_log();
-    assert!(log.contains(&format!("{path} is gone")) && log.contains("the lease is forgotten"), "{log}");
+    assert!(
+        log.contains(&format!("{path} is gone")) && log.contains("the lease is forgotten"),
+        "{log}"
+    );
 }
 
 #[test]

@@ -72,7 +72,10 @@ fn the_result_has_every_option_of_the_lease() {
     assert_eq!(addresses_v6(&container), [""; 0], "the interface is not this plugin's");
     // The DUID is a DUID-UUID derived from "c1/net/eth0".
     let leases = fs::read_to_string(world.node.path("dnsmasq.leases")).unwrap();
-    assert!(leases.contains(" 00:04:51:42:44:e6:7f:62:89:15:89:59:c2:45:b1:e4:97:57\n"), "{leases}");
+    assert!(
+        leases.contains(" 00:04:51:42:44:e6:7f:62:89:15:89:59:c2:45:b1:e4:97:57\n"),
+        "{leases}"
+    );
     net.del(&container);
     world.leases_become(&[]);
 }
@@ -131,7 +134,8 @@ fn concurrent_adds_get_different_addresses() {
         let call = |(n, c): (usize, &Container)| net.call(verb, &format!("c{n}")).netns(&c.path());
         let calls: Vec<_> = containers.iter().enumerate().map(call).collect();
         thread::scope(|scope| {
-            let threads: Vec<_> = calls.iter().map(|call| scope.spawn(move || call.run())).collect();
+            let threads: Vec<_> =
+                calls.iter().map(|call| scope.spawn(move || call.run())).collect();
             for thread in threads {
                 let outcome = thread.join().unwrap();
                 assert_eq!(outcome.status, Some(0), "{verb}: {outcome:?}");
@@ -269,7 +273,8 @@ fn both_families_are_leased_to_one_attachment() {
     let mut other = result.clone();
     other["ips"][1]["address"] = json!("fd00:1::77/128");
     let error = net.check(&container, &other).error();
-    let msg = "error calling DHCP.Check: the lease for c1/net/eth0 (ipv6) has the address fd00:1::6";
+    let msg =
+        "error calling DHCP.Check: the lease for c1/net/eth0 (ipv6) has the address fd00:1::6";
     assert_eq!(error.brief(), (999, msg));
 
     // GC keeps the leases of both families of a valid attachment.

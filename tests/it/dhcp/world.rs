@@ -186,13 +186,16 @@ impl World {
     /// Waits until exactly these addresses are leased; dnsmasq processes a release asynchronously.
     #[track_caller]
     pub(super) fn leases_become(&self, expected: &[&str]) {
-        eventually(&format!("not {expected:?} but {:?}", self.leased()), || self.leased() == expected);
+        eventually(&format!("not {expected:?} but {:?}", self.leased()), || {
+            self.leased() == expected
+        });
     }
 
     /// The addresses leased by dnsmasq, sorted.
     pub(super) fn leased(&self) -> Vec<String> {
         let text = fs::read_to_string(self.node.path("dnsmasq.leases")).unwrap_or_default();
-        let mut all: Vec<_> = text.lines().filter_map(|line| line.split(' ').nth(2)).map(str::to_owned).collect();
+        let mut all: Vec<_> =
+            text.lines().filter_map(|line| line.split(' ').nth(2)).map(str::to_owned).collect();
         all.sort();
         all
     }
@@ -282,7 +285,10 @@ impl World {
     /// A process in a namespace of its own, in which the shell command runs.
     pub(super) fn process(&self, command: &str) -> Process {
         let mut unshare = Command::new("unshare");
-        let process = Process::start(unshare.args(["-n", "sh", "-c", command]), &self.node.path("process.log"));
+        let process = Process::start(
+            unshare.args(["-n", "sh", "-c", command]),
+            &self.node.path("process.log"),
+        );
         let own = fs::read_link("/proc/thread-self/ns/net").unwrap();
         eventually("no namespace", || fs::read_link(process.netns()).unwrap() != own);
         process
@@ -291,7 +297,9 @@ impl World {
     /// The same, with `eth0` connected to the bridge.
     pub(super) fn wired_process(&self, port: &str, command: &str) -> Process {
         let process = self.process(command);
-        self.node.sh(&format!("ip link add {port} type veth peer name p{port} && ip link set {port} master br0 up"));
+        self.node.sh(&format!(
+            "ip link add {port} type veth peer name p{port} && ip link set {port} master br0 up"
+        ));
         self.node.sh(&format!("ip link set p{port} netns {}", process.id()));
         process.sh(&format!("ip link set p{port} name eth0; ip link set eth0 up"));
         process
@@ -310,7 +318,9 @@ impl World {
     }
 
     pub(super) fn wire(&self, container: &Container, port: &str, ifname: &str) {
-        self.node.sh(&format!("ip link add {port} type veth peer name p{port} && ip link set {port} master br0 up"));
+        self.node.sh(&format!(
+            "ip link add {port} type veth peer name p{port} && ip link set {port} master br0 up"
+        ));
         self.node.sh(&format!("ip link set p{port} netns {}", container.path()));
         container.sh(&format!("ip link set p{port} name {ifname}"));
         container.sh(&format!("ip link set {ifname} up"));

@@ -122,7 +122,11 @@ fn foreign_rules_are_evaluated_along_the_path_of_a_packet() {
         assert_eq!(traffic(), passes, "{rules}");
         let (status, text) = ward.doctor();
         let is_alarm = text.contains("drops forwarded packets of network pods");
-        assert_eq!((is_alarm, status == Some(0)), (passes != [true; 2], passes == [true; 2]), "{rules}: {text}");
+        assert_eq!(
+            (is_alarm, status == Some(0)),
+            (passes != [true; 2], passes == [true; 2]),
+            "{rules}: {text}"
+        );
         if !is_alarm {
             continue;
         }
@@ -132,7 +136,11 @@ fn foreign_rules_are_evaluated_along_the_path_of_a_packet() {
             ward.node.sh(diagnosis["remedy"].as_str().unwrap());
         }
         assert_eq!(traffic(), [true, true], "{rules}: {text}");
-        assert_eq!(outside.reaches_within("10.88.0.2", 1), direct, "{rules}: the rest stays closed: {text}");
+        assert_eq!(
+            outside.reaches_within("10.88.0.2", 1),
+            direct,
+            "{rules}: the rest stays closed: {text}"
+        );
         let (status, text) = ward.doctor();
         assert_eq!(status, Some(0), "{rules}: {text}");
     }

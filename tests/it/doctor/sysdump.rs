@@ -47,14 +47,19 @@ fn attachments(files: &BTreeMap<String, String>) -> Vec<Value> {
 #[test]
 fn sysdump_contains_state_logs_and_configurations() {
     let ward = Ward::new();
-    let foreign = json!([{"type": "theirs", "password": "hunter2", "url": "http://me:hunter2@host"}]);
+    let foreign =
+        json!([{"type": "theirs", "password": "hunter2", "url": "http://me:hunter2@host"}]);
     ward.write("20-theirs.conflist", "theirs", &foreign);
     fs::write(ward.node.path("net.d/30-broken.conf"), r#"{"password": "hunter2",}"#).unwrap();
     ward.pods[1].sh("ip link set eth0 down");
     let cached = ward.node.path("cache/results/pods-pod1-eth0");
     let (args, text) = ("\"capabilityArgs\":{", fs::read_to_string(&cached).unwrap());
     assert!(text.contains(args), "{text}");
-    fs::write(&cached, text.replace(args, &format!("{args}\"vault\":{{\"password\":\"hunter2\"}},"))).unwrap();
+    fs::write(
+        &cached,
+        text.replace(args, &format!("{args}\"vault\":{{\"password\":\"hunter2\"}},")),
+    )
+    .unwrap();
     ward.node.call("bridge", "ADD").conf(&json!({"name": "x", "cniVersion": "9"})).error();
     let before = ward.node.snapshot();
     let (files, size) = dump(&ward);
@@ -64,7 +69,10 @@ fn sysdump_contains_state_logs_and_configurations() {
         assert!(!text.contains("hunter2"), "{name}: {text}");
     }
     let doctor: Vec<Value> = serde_json::from_str(&files["doctor.json"]).unwrap();
-    assert!(doctor.iter().any(|found| found["problem"] == "interface \"eth0\" is down"), "{doctor:?}");
+    assert!(
+        doctor.iter().any(|found| found["problem"] == "interface \"eth0\" is down"),
+        "{doctor:?}"
+    );
     let theirs: Value = serde_json::from_str(&files["net.d/20-theirs.conflist"]).unwrap();
     assert_eq!(theirs["plugins"][0]["password"], "(left out)");
     let attached = attachments(&files);
@@ -75,7 +83,10 @@ fn sysdump_contains_state_logs_and_configurations() {
     assert_eq!(attached[0]["result"]["ips"][0]["address"], "10.88.0.3/16");
     assert_eq!(attached[1]["config"]["plugins"][0]["bridge"], "cni0");
     let containers = &files["containers.txt"];
-    assert!(containers.contains("container pod1") && !containers.contains("container pod0"), "{containers}");
+    assert!(
+        containers.contains("container pod1") && !containers.contains("container pod0"),
+        "{containers}"
+    );
     assert!(containers.contains("fd00:88::3/64"), "its addresses: {containers}");
     let leases: Vec<Value> = serde_json::from_str(&files["leases.json"]).unwrap();
     assert_eq!(leases.len(), 4);
@@ -124,7 +135,8 @@ fn sysdump_does_not_overwrite_files_of_others() {
     fs::write(&file, "theirs").unwrap();
     symlink(&file, &link).unwrap();
     for path in [&file, &link] {
-        let Outcome { status, stderr, .. } = ward.look(&["sysdump", "--output", path.to_str().unwrap()]).run();
+        let Outcome { status, stderr, .. } =
+            ward.look(&["sysdump", "--output", path.to_str().unwrap()]).run();
         assert_eq!(status, Some(1), "{stderr}");
         let expected = format!("cnibox sysdump: write {}: file exists\n", path.display());
         assert_eq!(stderr, expected);

@@ -18,7 +18,9 @@ fn nothing_opens_after_a_flush_and_the_next_add_restores() {
         let world = World::new(kind, &keys);
         world.node.sh("nft flush ruleset");
         assert!(world.reaches(&world.outside, FAR[0], 53), "{kind}: what is allowed passes");
-        for (ip, port) in [(FAR[0], 54), (FAR[1], 53), (OUTSIDE[0], 53), (OUTSIDE[1], 53), (FAR[3], 53)] {
+        for (ip, port) in
+            [(FAR[0], 54), (FAR[1], 53), (OUTSIDE[0], 53), (OUTSIDE[1], 53), (FAR[3], 53)]
+        {
             assert!(!world.reaches(&world.outside, ip, port), "{kind}: {ip} {port}");
         }
         assert!(!world.reaches(&world.node, "10.1.2.1", 53), "{kind}: the host");
@@ -34,7 +36,10 @@ fn nothing_opens_after_a_flush_and_the_next_add_restores() {
         }
         list.add(&Attached::new("third", &Container::new().path())).unwrap();
         own.check(&world.attached(), &world.result).unwrap();
-        assert!(world.reaches(&world.outside, FAR[0], 53) && !world.reaches(&world.outside, FAR[0], 54), "{kind}");
+        assert!(
+            world.reaches(&world.outside, FAR[0], 53) && !world.reaches(&world.outside, FAR[0], 54),
+            "{kind}"
+        );
     }
 }
 
@@ -50,8 +55,10 @@ fn repair_restores_policies_and_filters() {
     let of_closed = empty.add(&closed).unwrap();
     let rules = || {
         let text = without_recorded(&world.node.sh("nft -s list ruleset"));
-        let mut lines: Vec<_> =
-            text.lines().map(|line| line.trim().trim_start_matches("elements = { ").to_owned()).collect();
+        let mut lines: Vec<_> = text
+            .lines()
+            .map(|line| line.trim().trim_start_matches("elements = { ").to_owned())
+            .collect();
         lines.sort();
         lines
     };
@@ -94,24 +101,36 @@ fn changed_rules_are_found_and_restored() {
     let before = listed(&rules());
     let chains = world.node.sh("nft list ruleset");
     let policy = |family: &str| {
-        let table = chains.split("table ").find(|text| text.starts_with(&format!("{family} cnibox_egress"))).unwrap();
+        let table = chains
+            .split("table ")
+            .find(|text| text.starts_with(&format!("{family} cnibox_egress")))
+            .unwrap();
         let at = table.lines().find_map(|line| line.trim().strip_prefix("chain policy_")).unwrap();
         format!("{family} cnibox_egress policy_{}", at.trim_end_matches(" {"))
     };
     let (packets, frames) = (policy("inet"), policy("bridge"));
     let change = |chain: &str, comment: &str, rule: &str| {
-        let find = format!("nft -a list chain {chain} | sed -n 's/.*comment \"{comment}\" # handle //p' | head -n1");
+        let find = format!(
+            "nft -a list chain {chain} | sed -n 's/.*comment \"{comment}\" # handle //p' | head -n1"
+        );
         format!("nft replace rule {chain} handle $({find}) {rule} comment '\"{comment}\"'")
     };
     let moved = |family: &str, chain: &str, from: &str, to: &str| {
         let table = format!("{family} cnibox_egress");
-        let script = format!("/chain {chain} {{/,/policy/s/hook {from} priority [^;]*/hook {to} priority 0/");
+        let script = format!(
+            "/chain {chain} {{/,/policy/s/hook {from} priority [^;]*/hook {to} priority 0/"
+        );
         format!(
             "T=$(mktemp) && nft -s list table {table} | sed '{script}' >$T && \
              nft delete table {table} && nft -f $T && rm $T"
         )
     };
-    let mac = world.result["interfaces"].as_array().unwrap().iter().find(|entry| entry["name"] == "eth0").unwrap();
+    let mac = world.result["interfaces"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|entry| entry["name"] == "eth0")
+        .unwrap();
     let ports = format!("cnibox_egress ports '{{ \"br0\" . {} }}'", mac["mac"].as_str().unwrap());
     let damages = [
         ("table inet cnibox_egress is dormant", "nft add table inet cnibox_egress '{ flags dormant; }'".to_owned()),
@@ -176,24 +195,34 @@ fn a_saved_listing_is_loaded_again() {
     let (world, other) = (World::new("bridge", &keys), Container::new());
     let mut all = list(&world.node, "bridge", &keys);
     let plugins = all.conf["plugins"].as_array_mut().unwrap();
-    for (key, value) in [("macspoofchk", json!(true)), ("ipMasq", json!(true)), ("ipMasqBackend", json!("nftables"))] {
+    for (key, value) in [
+        ("macspoofchk", json!(true)),
+        ("ipMasq", json!(true)),
+        ("ipMasqBackend", json!("nftables")),
+    ] {
         plugins[0][key] = value;
     }
     let ports = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
         {"hostPort": 8081, "containerPort": 81, "protocol": "udp", "hostIP": "127.0.0.1"}]);
     let mapping = json!({"type": "portmap", "backend": "nftables", "conditionsV4": ["ip", "saddr", "10.9.0.0/24"]});
     plugins.insert(1, merged(&mapping, &json!({"runtimeConfig": {"portMappings": ports}})));
-    plugins.insert(2, json!({"type": "firewall", "backend": "nftables", "ingressPolicy": "isolated"}));
+    plugins
+        .insert(2, json!({"type": "firewall", "backend": "nftables", "ingressPolicy": "isolated"}));
     let at = Attached::new("other", &other.path());
     let result = all.add(&at).unwrap();
     // Recorded flows of each kind.
     for ip in [OUTSIDE[0], OUTSIDE[1], "10.1.2.2"] {
         world.inside.sh(&format!("ping -c 1 -W 1 {ip} || true"));
-        assert!(!world.reaches(&world.outside, FAR[0], 54) && !world.reaches(&world.outside, FAR[3], 54));
+        assert!(
+            !world.reaches(&world.outside, FAR[0], 54)
+                && !world.reaches(&world.outside, FAR[3], 54)
+        );
     }
     world.node.sh("F=$(mktemp) && nft list ruleset >$F && nft flush ruleset && nft -f $F && rm $F");
     assert!(world.reaches(&world.outside, FAR[0], 53));
-    assert!(!world.reaches(&world.outside, FAR[0], 54) && !world.reaches(&world.outside, FAR[3], 53));
+    assert!(
+        !world.reaches(&world.outside, FAR[0], 54) && !world.reaches(&world.outside, FAR[3], 53)
+    );
     assert_eq!(world.node.cnibox(&["repair"]).run().status, Some(0));
     all.check(&at, &result).unwrap();
 }
@@ -206,7 +235,9 @@ fn watch_restores_within_a_second() {
     let _watch = Running::start(&world.node.cnibox(&["repair", "--watch"]));
     std::thread::sleep(Duration::from_millis(300));
     world.node.sh("nft flush ruleset");
-    eventually("the policy is not restored", || list.check(&world.attached(), &world.result).is_ok());
+    eventually("the policy is not restored", || {
+        list.check(&world.attached(), &world.result).is_ok()
+    });
 }
 
 #[test]
@@ -221,7 +252,10 @@ fn a_start_and_a_reload_of_firewalld_open_nothing() {
     let judged = || {
         list.check(&world.attached(), &world.result).unwrap();
         assert!(world.reaches(&world.outside, FAR[0], 9));
-        assert!(!world.reaches(&world.outside, FAR[1], 9) && !world.reaches(&world.neighbour, "10.1.2.2", 9));
+        assert!(
+            !world.reaches(&world.outside, FAR[1], 9)
+                && !world.reaches(&world.neighbour, "10.1.2.2", 9)
+        );
     };
     firewalld.trust_all_interfaces();
     judged();

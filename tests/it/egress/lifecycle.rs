@@ -70,8 +70,13 @@ fn gc_removes_stale_policies() {
 fn equal_policies_share_their_chains() {
     let keys = json!({"allow": [{"to": ["10.9.0.0/24"], "ports": ["udp/53"]}]});
     let world = World::new("bridge", &keys);
-    let chains =
-        || world.node.sh("nft list tables; nft list table inet cnibox_egress").matches("chain policy_").count();
+    let chains = || {
+        world
+            .node
+            .sh("nft list tables; nft list table inet cnibox_egress")
+            .matches("chain policy_")
+            .count()
+    };
     assert_eq!(chains(), 1);
     let others: Vec<_> = (0..3).map(|_| Container::new()).collect();
     let list = list(&world.node, "bridge", &keys);
@@ -89,17 +94,22 @@ fn equal_policies_share_their_chains() {
 
 #[test]
 fn check_finds_what_was_changed() {
-    let keys = json!({"allow": [{"to": ["10.9.0.0/24"], "ports": ["udp/53"]}, {"to": ["192.0.2.0/24"]}]});
+    let keys =
+        json!({"allow": [{"to": ["10.9.0.0/24"], "ports": ["udp/53"]}, {"to": ["192.0.2.0/24"]}]});
     let world = World::new("bridge", &keys);
     let list = list(&world.node, "bridge", &keys);
     let at = world.attached();
     list.check(&at, &world.result).unwrap();
     let (node, end) = (&world.node, world.end());
     let table = node.sh("nft list table inet cnibox_egress");
-    let chain = table.split_whitespace().find(|word| word.starts_with("policy_")).unwrap().to_owned();
+    let chain =
+        table.split_whitespace().find(|word| word.starts_with("policy_")).unwrap().to_owned();
     let set = |name: &str| format!("{chain}_{name}");
     for (damage, msg) in [
-        (format!("tc qdisc del dev {end} ingress"), format!("the filter of \"{end}\" is missing or was changed")),
+        (
+            format!("tc qdisc del dev {end} ingress"),
+            format!("the filter of \"{end}\" is missing or was changed"),
+        ),
         (
             format!("nft flush chain inet cnibox_egress {chain}"),
             format!(
@@ -137,7 +147,9 @@ fn check_finds_a_filter_that_judges_first() {
     let world = World::new("bridge", &keys);
     let (list, at, end) = (list(&world.node, "bridge", &keys), world.attached(), world.end());
     world.node.sh(&format!("tc qdisc del dev {end} ingress && tc qdisc add dev {end} ingress"));
-    world.node.sh(&format!("tc filter add dev {end} parent ffff: prio 1 protocol all u32 match u32 0 0 flowid 1:1"));
+    world.node.sh(&format!(
+        "tc filter add dev {end} parent ffff: prio 1 protocol all u32 match u32 0 0 flowid 1:1"
+    ));
     let msg = format!("the filter of \"{end}\" is missing or was changed");
     assert_eq!(list.check(&at, &world.result).unwrap_err().msg, msg);
     let error = list.call("ADD", &at, 1, Some(&world.result)).error();
@@ -156,11 +168,15 @@ fn check_finds_a_filter_that_judges_first() {
 fn a_program_of_another_owner_is_found_and_not_replaced() {
     let world = World::new("bridge", &json!({}));
     let (list, at, end) = (list(&world.node, "bridge", &json!({})), world.attached(), world.end());
-    let program = format!("tc filter add dev {end} parent ffff: prio 1 protocol all bpf da bytecode '1,6 0 0 0'");
+    let program = format!(
+        "tc filter add dev {end} parent ffff: prio 1 protocol all bpf da bytecode '1,6 0 0 0'"
+    );
     world.node.sh(&program);
     let msg = format!("the filter of \"{end}\" is missing or was changed");
     assert_eq!(list.check(&at, &world.result).unwrap_err().msg, msg, "behind it in one priority");
-    world.node.sh(&format!("tc qdisc del dev {end} ingress && tc qdisc add dev {end} ingress && {program}"));
+    world.node.sh(&format!(
+        "tc qdisc del dev {end} ingress && tc qdisc add dev {end} ingress && {program}"
+    ));
     let before = world.node.sh(&format!("tc filter show dev {end} ingress"));
     let error = list.call("ADD", &at, 1, Some(&world.result)).error();
     assert_eq!(error.msg, format!("a filter of the kind bpf judges frames of \"{end}\" first"));
@@ -171,9 +187,14 @@ fn a_program_of_another_owner_is_found_and_not_replaced() {
 fn check_needs_the_pair_of_the_policy() {
     let world = World::new("bridge", &json!({}));
     let list = list(&world.node, "bridge", &json!({}));
-    world.inside.sh("ip link set eth0 down; ip link set eth0 name other; ip link add eth0 type veth");
+    world
+        .inside
+        .sh("ip link set eth0 down; ip link set eth0 name other; ip link add eth0 type veth");
     let failed = list.call("CHECK", &world.attached(), 1, Some(&world.result)).error();
-    assert_eq!(failed.msg, format!("interface \"eth0\" is no longer connected to port \"{}\"", world.end()));
+    assert_eq!(
+        failed.msg,
+        format!("interface \"eth0\" is no longer connected to port \"{}\"", world.end())
+    );
 }
 
 #[test]
@@ -191,7 +212,15 @@ fn no_failed_add_leaves_anything() {
 #[test]
 fn add_and_del_survive_kill() {
     SUBJECT.survives_kill(
-        &["open", "write", "rename", "NFT_MSG_NEWCHAIN", "NFT_MSG_NEWRULE", "NFT_MSG_NEWSET", "NFT_MSG_NEWSETELEM"],
+        &[
+            "open",
+            "write",
+            "rename",
+            "NFT_MSG_NEWCHAIN",
+            "NFT_MSG_NEWRULE",
+            "NFT_MSG_NEWSET",
+            "NFT_MSG_NEWSETELEM",
+        ],
         &["unlink", "NFT_MSG_DELCHAIN", "NFT_MSG_DELSETELEM"],
     );
 }
@@ -209,7 +238,10 @@ fn a_second_add_with_another_address_leaves_none_of_the_first() {
     let of_other = list.add(&other).unwrap();
     list.call("ADD", &world.attached(), 1, Some(&moved)).result();
     let rules = world.node.sh("nft list ruleset");
-    assert!(rules.contains("10.1.2.99") && !rules.contains(&format!(". {} ", world.ip(false))), "{rules}");
+    assert!(
+        rules.contains("10.1.2.99") && !rules.contains(&format!(". {} ", world.ip(false))),
+        "{rules}"
+    );
     list.call("DEL", &world.attached(), 1, Some(&moved)).ok();
     let left = || world.node.sh("nft list ruleset | grep 'id: c1' || :");
     assert_eq!(left(), "");
@@ -283,7 +315,11 @@ fn kill_replacements(world: &World, keys: &Value) {
             }
             if when % 4 == 0 {
                 assert_eq!(node.cnibox(&["repair"]).run().status, Some(0));
-                assert_eq!(node.cnibox(&["repair"]).printed(), "nothing was missing\n", "{kind} {when}");
+                assert_eq!(
+                    node.cnibox(&["repair"]).printed(),
+                    "nothing was missing\n",
+                    "{kind} {when}"
+                );
                 // The filter is restored by way of the runtime's cache, which this test does not have.
                 let checked = own.check(&at, &world.result).map_err(|error| error.msg);
                 let filter = format!("the filter of \"{}\" is missing or was changed", world.end());
@@ -320,11 +356,15 @@ fn a_failed_second_add_keeps_the_policy() {
     let world = World::new("bridge", &keys);
     let before = world.node.snapshot();
     let recorded = || {
-        let record: Value = serde_json::from_str(&world.node.sh("cat /run/cni/cnibox/attachments/*.json")).unwrap();
+        let record: Value =
+            serde_json::from_str(&world.node.sh("cat /run/cni/cnibox/attachments/*.json")).unwrap();
         record["rules"]["egress"]["policies"].clone()
     };
     let policies = recorded();
-    let (own, other) = (list(&world.node, "bridge", &keys), list(&world.node, "bridge", &json!({"policy": "allow"})));
+    let (own, other) = (
+        list(&world.node, "bridge", &keys),
+        list(&world.node, "bridge", &json!({"policy": "allow"})),
+    );
     let mut failed = Hits::default();
     let mut is_hit_at = |when: &str| {
         let add = other.call("ADD", &world.attached(), 1, Some(&world.result));

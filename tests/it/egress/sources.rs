@@ -42,8 +42,10 @@ fn every_source_must_allow() {
 
 #[test]
 fn a_source_alone_is_the_policy() {
-    let world =
-        World::new("bridge", &json!({"runtimeConfig": {"egressPolicy": {"allow": [{"to": ["192.0.2.0/24"]}]}}}));
+    let world = World::new(
+        "bridge",
+        &json!({"runtimeConfig": {"egressPolicy": {"allow": [{"to": ["192.0.2.0/24"]}]}}}),
+    );
     assert!(world.reaches(&world.outside, FAR[0], 9) && !world.reaches(&world.outside, FAR[1], 9));
 }
 
@@ -57,7 +59,11 @@ fn mistakes_are_refused_and_change_nothing() {
     for (keys, args, msg) in [
         (json!({"policy": "maybe"}), "", "policy \"maybe\""),
         (json!({"allow": [{"to": ["10.0.0/8"]}]}), "", "allow[0].to[0] \"10.0.0/8\""),
-        (json!({"allow": [{"to": ["10.0.0.0/8"], "port": ["tcp/1"]}]}), "", "unknown key [0].port in allow"),
+        (
+            json!({"allow": [{"to": ["10.0.0.0/8"], "port": ["tcp/1"]}]}),
+            "",
+            "unknown key [0].port in allow",
+        ),
         (
             json!({"runtimeConfig": {"egressPolicy": {"alow": []}}}),
             "",

@@ -29,8 +29,13 @@ fn ls_tells_what_was_refused() {
         let port = &json()[0];
         let flows = port["flows"].to_string();
         let neighbour = if kind == "bridge" { "10.1.2.2 arp" } else { "10.1.2.2 icmp" };
-        for flow in ["198.51.100.7 udp/53", "2001:db8:f::7 udp/99", "198.51.100.7 icmp", neighbour] {
-            assert!(flows.contains(flow), "{kind}: {flow}: {port} {}", world.node.sh("nft list ruleset"));
+        for flow in ["198.51.100.7 udp/53", "2001:db8:f::7 udp/99", "198.51.100.7 icmp", neighbour]
+        {
+            assert!(
+                flows.contains(flow),
+                "{kind}: {flow}: {port} {}",
+                world.node.sh("nft list ruleset")
+            );
         }
         for ip in [FAR[1], FAR[3]] {
             assert_eq!(flows.matches(&format!("{ip} icmp")).count(), 1, "{flows}");
@@ -41,7 +46,10 @@ fn ls_tells_what_was_refused() {
             (&json!("net"), &json!("c1"), &json!("eth0"))
         );
         let metrics = listed(&world.node, &["--metrics"]);
-        let line = metrics.lines().find(|line| line.starts_with("cnibox_egress_refused_packets_total{")).unwrap();
+        let line = metrics
+            .lines()
+            .find(|line| line.starts_with("cnibox_egress_refused_packets_total{"))
+            .unwrap();
         assert!(line.contains("container=\"c1\"") && !line.ends_with(" 0"), "{metrics}");
         let text = listed(&world.node, &["--container", "c1"]);
         assert!(text.lines().count() >= 4 && text.contains("udp/53"), "{text}");

@@ -39,7 +39,10 @@ fn only_allowed_destinations_and_ports_are_reached() {
             assert_eq!(world.reaches(&world.outside, ip, port), passes, "{kind}: {ip} {port}");
         }
         assert!(world.inside.reaches(FAR[0]), "all protocols");
-        assert!(!world.inside.reaches_within(v4, 1) && !world.inside.reaches_within(FAR[1], 1), "ping");
+        assert!(
+            !world.inside.reaches_within(v4, 1) && !world.inside.reaches_within(FAR[1], 1),
+            "ping"
+        );
         for gateway in GATEWAYS {
             assert!(!world.reaches(&world.node, gateway, 53), "{kind}: the host itself: {gateway}");
         }
@@ -60,7 +63,10 @@ fn sandbox_reaches_the_internet_only() {
             assert!(world.reaches(&world.node, gateway, 53), "{kind}: DNS of the host: {gateway}");
             assert!(!world.reaches(&world.node, gateway, 54), "{kind}: the host itself: {gateway}");
         }
-        assert!(!world.reaches(&world.node, "10.9.0.1", 4000), "{kind}: another address of the host");
+        assert!(
+            !world.reaches(&world.node, "10.9.0.1", 4000),
+            "{kind}: another address of the host"
+        );
         for ip in ["10.1.2.2", "2001:db8:1::2"] {
             assert!(!world.reaches(&world.neighbour, ip, 4000), "{kind}: {ip}");
         }
@@ -74,15 +80,20 @@ fn replies_pass_from_served_ports_only() {
         let keys = json!({"capabilities": {"portMappings": true}, "runtimeConfig": {"portMappings": ports}});
         let world = World::new(kind, &keys);
         let portmap = json!({"type": "portmap", "runtimeConfig": {"portMappings": ports}});
-        let portmap = Conflist::new(&world.node, json!({"cniVersion": "1.1.0", "name": "net", "plugins": [portmap]}));
+        let portmap = Conflist::new(
+            &world.node,
+            json!({"cniVersion": "1.1.0", "name": "net", "plugins": [portmap]}),
+        );
         portmap.call("ADD", &world.attached(), 0, Some(&world.result)).result();
         tcp_through(&world.outside, &world.inside, "10.9.0.1:8080", 80);
         // The container itself cannot open a connection from its port, nor answer on another one.
         let own = format!("{}:81", world.ip(false));
         let answered = world.outside.within(|| {
-            let listener = world.inside.within(|| std::net::TcpListener::bind("0.0.0.0:81").unwrap());
+            let listener =
+                world.inside.within(|| std::net::TcpListener::bind("0.0.0.0:81").unwrap());
             let timeout = Duration::from_millis(400);
-            let connected = std::net::TcpStream::connect_timeout(&own.parse().unwrap(), timeout).is_ok();
+            let connected =
+                std::net::TcpStream::connect_timeout(&own.parse().unwrap(), timeout).is_ok();
             drop(listener);
             connected
         });
@@ -92,18 +103,27 @@ fn replies_pass_from_served_ports_only() {
 
 #[test]
 fn the_translated_destination_counts() {
-    let world = World::new("bridge", &json!({"allow": [{"to": ["192.0.2.0/24"]}, {"to": ["198.51.100.0/24"]}]}));
+    let world = World::new(
+        "bridge",
+        &json!({"allow": [{"to": ["192.0.2.0/24"]}, {"to": ["198.51.100.0/24"]}]}),
+    );
     // A service address that leads to the neighbour, and one that leads to an allowed address.
     world
         .node
         .sh("nft 'add table ip services; add chain ip services pre { type nat hook prerouting priority dstnat; }'");
-    world.node.sh("nft 'add rule ip services pre ip daddr 192.0.2.7 udp dport 53 dnat to 10.9.0.2:53'");
-    world.node.sh("nft 'add rule ip services pre ip daddr 192.0.2.7 udp dport 54 dnat to 198.51.100.7:54'");
+    world
+        .node
+        .sh("nft 'add rule ip services pre ip daddr 192.0.2.7 udp dport 53 dnat to 10.9.0.2:53'");
+    world.node.sh(
+        "nft 'add rule ip services pre ip daddr 192.0.2.7 udp dport 54 dnat to 198.51.100.7:54'",
+    );
     let arrives = |ip: &str, port: u16| {
         let far = world.outside.within(|| UdpSocket::bind((ip, port)).unwrap());
         far.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         let near = world.inside.within(|| UdpSocket::bind("0.0.0.0:0").unwrap());
-        (0..3).any(|_| near.send_to(b"x", ("192.0.2.7", port)).is_ok() && far.recv(&mut [0; 4]).is_ok())
+        (0..3).any(|_| {
+            near.send_to(b"x", ("192.0.2.7", port)).is_ok() && far.recv(&mut [0; 4]).is_ok()
+        })
     };
     assert!(arrives("198.51.100.7", 54), "both addresses are allowed");
     assert!(!arrives("10.9.0.2", 53), "the destination is not allowed");
@@ -111,7 +131,10 @@ fn the_translated_destination_counts() {
 
 #[test]
 fn allowed_neighbours_are_reached_on_the_bridge() {
-    let world = World::new("bridge", &json!({"allow": [{"to": ["10.1.2.2", "2001:db8:1::2"], "ports": ["udp/53"]}]}));
+    let world = World::new(
+        "bridge",
+        &json!({"allow": [{"to": ["10.1.2.2", "2001:db8:1::2"], "ports": ["udp/53"]}]}),
+    );
     for ip in ["10.1.2.2", "2001:db8:1::2"] {
         assert!(world.reaches(&world.neighbour, ip, 53), "{ip}");
         assert!(!world.reaches(&world.neighbour, ip, 54), "{ip}");
@@ -125,12 +148,15 @@ fn allowed_neighbours_are_reached_on_the_bridge() {
 
 #[test]
 fn an_allowed_broadcast_reaches_neighbours() {
-    let world = World::new("bridge", &json!({"allow": [{"to": ["10.1.2.0/24"], "ports": ["udp/67"]}]}));
+    let world =
+        World::new("bridge", &json!({"allow": [{"to": ["10.1.2.0/24"], "ports": ["udp/67"]}]}));
     let far = world.neighbour.within(|| UdpSocket::bind("0.0.0.0:67").unwrap());
     far.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
     let near = world.inside.within(|| UdpSocket::bind("0.0.0.0:0").unwrap());
     near.set_broadcast(true).unwrap();
-    for (to, arrives) in [("10.1.2.255:67", true), ("10.1.2.255:68", false), ("255.255.255.255:67", false)] {
+    for (to, arrives) in
+        [("10.1.2.255:67", true), ("10.1.2.255:68", false), ("255.255.255.255:67", false)]
+    {
         near.send_to(to.as_bytes(), to).unwrap();
         assert_eq!(far.recv(&mut [0; 32]).is_ok(), arrives, "{to}");
     }
@@ -141,11 +167,14 @@ fn link_local_addresses_lead_to_no_neighbour() {
     for has_policy in [false, true] {
         let world = World::new("bridge", &json!({"policy": "allow"}));
         if !has_policy {
-            list(&world.node, "bridge", &json!({})).call("DEL", &world.attached(), 1, Some(&world.result)).ok();
+            list(&world.node, "bridge", &json!({}))
+                .call("DEL", &world.attached(), 1, Some(&world.result))
+                .ok();
             world.node.sh(&format!("tc qdisc del dev {} ingress", world.end()));
         }
         let text = world.neighbour.sh("ip -6 -o addr show dev eth0 scope link");
-        let ip = text.split_whitespace().nth(3).unwrap().split('/').next().unwrap().parse().unwrap();
+        let ip =
+            text.split_whitespace().nth(3).unwrap().split('/').next().unwrap().parse().unwrap();
         let index = world.inside.ip("link show eth0")[0]["ifindex"].as_u64().unwrap();
         let far = world.neighbour.within(|| bind(Ipv6Addr::UNSPECIFIED.into(), 53));
         far.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
@@ -164,7 +193,10 @@ fn containers_without_a_policy_are_not_affected() {
     }
     assert!(datagram_arrives(&world.neighbour, &world.node, GATEWAYS[0], 53));
     assert!(datagram_arrives(&world.outside, &world.neighbour, "10.1.2.2", 53));
-    assert!(datagram_arrives(&world.outside, &world.inside, "10.1.2.3", 53), "ingress is not limited");
+    assert!(
+        datagram_arrives(&world.outside, &world.inside, "10.1.2.3", 53),
+        "ingress is not limited"
+    );
 }
 
 #[test]
@@ -210,14 +242,20 @@ fn a_sandbox_in_a_vrf_asks_the_node_for_names_only() {
     for kind in ["bridge", "ptp"] {
         let world = World::new(kind, &json!({"profile": "sandbox"}));
         let node = &world.node;
-        let far = node.sh(&format!("ip -o route get {} | sed 's/.* dev \\([^ ]*\\).*/\\1/'", OUTSIDE[0]));
+        let far =
+            node.sh(&format!("ip -o route get {} | sed 's/.* dev \\([^ ]*\\).*/\\1/'", OUTSIDE[0]));
         let gateways = node.sh("ip -o addr show to 10.1.2.1 | cut -d' ' -f2");
         node.sh("ip link add blue type vrf table 10 && ip link set blue up && ip addr add 203.0.113.9/32 dev blue");
         node.sh("sysctl -q net.ipv4.udp_l3mdev_accept=1");
         for link in gateways.split_whitespace().chain([far.trim()]) {
             node.sh(&format!("ip link set {link} master blue"));
         }
-        node.sh(&format!("ip route add {} via {} dev {} vrf blue onlink", FAR[0], OUTSIDE[0], far.trim()));
+        node.sh(&format!(
+            "ip route add {} via {} dev {} vrf blue onlink",
+            FAR[0],
+            OUTSIDE[0],
+            far.trim()
+        ));
         list(node, kind, &json!({"profile": "sandbox"}))
             .call("ADD", &world.attached(), 1, Some(&world.result))
             .result();
@@ -225,15 +263,20 @@ fn a_sandbox_in_a_vrf_asks_the_node_for_names_only() {
             let far = place(port);
             far.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
             let near = world.inside.within(|| UdpSocket::bind("0.0.0.0:0").unwrap());
-            let arrives = |_| near.send_to(b"question", (ip, port)).is_ok() && far.recv(&mut [0; 16]).is_ok();
+            let arrives =
+                |_| near.send_to(b"question", (ip, port)).is_ok() && far.recv(&mut [0; 16]).is_ok();
             let attempts = if passes { 30 } else { 3 };
             assert_eq!((0..attempts).any(arrives), passes, "{kind}: {ip}, port {port}");
         };
         let any = |port: u16| bind(Ipv4Addr::UNSPECIFIED.into(), port);
-        let (on_node, outside) = (|port| node.within(|| any(port)), |port| world.outside.within(|| any(port)));
-        for (ip, port, passes) in
-            [("10.1.2.1", 53, true), ("10.1.2.1", 54, false), ("203.0.113.9", 53, true), ("203.0.113.9", 54, false)]
-        {
+        let (on_node, outside) =
+            (|port| node.within(|| any(port)), |port| world.outside.within(|| any(port)));
+        for (ip, port, passes) in [
+            ("10.1.2.1", 53, true),
+            ("10.1.2.1", 54, false),
+            ("203.0.113.9", 53, true),
+            ("203.0.113.9", 54, false),
+        ] {
             require(&on_node, ip, port, passes);
         }
         for (ip, passes) in [(FAR[0], true), (OUTSIDE[0], false)] {

@@ -31,7 +31,8 @@ struct Map {
 }
 
 fn mac(text: &str) -> Mac {
-    let octets: Vec<u8> = text.trim().split(':').map(|octet| u8::from_str_radix(octet, 16).unwrap()).collect();
+    let octets: Vec<u8> =
+        text.trim().split(':').map(|octet| u8::from_str_radix(octet, 16).unwrap()).collect();
     octets.try_into().unwrap()
 }
 
@@ -41,10 +42,16 @@ fn mac_of(container: &Container) -> Mac {
 
 impl Map {
     fn of(world: &World) -> Map {
-        let router = if world.result["interfaces"][0]["name"] == "br0" { "br0".to_owned() } else { world.end() };
+        let router = if world.result["interfaces"][0]["name"] == "br0" {
+            "br0".to_owned()
+        } else {
+            world.end()
+        };
         Map {
             own: mac_of(&world.inside),
-            router: mac(world.node.ip(&format!("link show {router}"))[0]["address"].as_str().unwrap()),
+            router: mac(world.node.ip(&format!("link show {router}"))[0]["address"]
+                .as_str()
+                .unwrap()),
             neighbour: mac_of(&world.neighbour),
             ip: world.ip(false).parse().unwrap(),
             ip6: world.ip(true).parse().unwrap(),
@@ -66,7 +73,9 @@ impl Map {
 }
 
 fn sum(bytes: &[u8]) -> u16 {
-    let words = bytes.chunks(2).map(|two| u32::from(u16::from_be_bytes([two[0], *two.get(1).unwrap_or(&0)])));
+    let words = bytes
+        .chunks(2)
+        .map(|two| u32::from(u16::from_be_bytes([two[0], *two.get(1).unwrap_or(&0)])));
     let mut total: u32 = words.sum();
     while total > 0xffff {
         total = (total & 0xffff) + (total >> 16);
@@ -83,7 +92,14 @@ fn ipv4(from: Ipv4Addr, to: &str, proto: u8, fragment: u16, payload: &[u8]) -> V
     with_options(from, to, proto, fragment, &[], payload)
 }
 
-fn with_options(from: Ipv4Addr, to: &str, proto: u8, fragment: u16, options: &[u8], payload: &[u8]) -> Vec<u8> {
+fn with_options(
+    from: Ipv4Addr,
+    to: &str,
+    proto: u8,
+    fragment: u16,
+    options: &[u8],
+    payload: &[u8],
+) -> Vec<u8> {
     let to: Ipv4Addr = to.parse().unwrap();
     let first = 0x40 | u8::try_from(5 + options.len() / 4).unwrap();
     let [l0, l1] = length(20 + options.len() + payload.len()).to_be_bytes();
@@ -143,7 +159,8 @@ const BROADCAST: Mac = [0xff; 6];
 type Way = (&'static str, Vec<Vec<u8>>);
 
 fn ways(map: &Map) -> Vec<Way> {
-    let ways = [routed_ways(map), neighbour_ways(map), wrapped_ways(map), ipv6_ways(map), mixed_ways(map)];
+    let ways =
+        [routed_ways(map), neighbour_ways(map), wrapped_ways(map), ipv6_ways(map), mixed_ways(map)];
     ways.into_iter().flatten().collect()
 }
 
@@ -167,22 +184,43 @@ fn routed_ways(map: &Map) -> Vec<Way> {
         ("an unknown protocol", vec![map.v4(private, 253, MARK)]),
         (
             "IPv4 options",
-            vec![map.eth(map.router, 0x0800, &with_options(map.ip, private, 17, 0x4000, &[1; 40], &udp(5, 5)))],
+            vec![map.eth(
+                map.router,
+                0x0800,
+                &with_options(map.ip, private, 17, 0x4000, &[1; 40], &udp(5, 5)),
+            )],
         ),
         ("a first fragment", vec![fragment(0, 1, &long[..24])]),
         ("fragments", vec![fragment(0, 1, &long[..24]), fragment(3, 0, &long[24..])]),
         ("a later fragment alone", vec![fragment(9, 0, &[MARK, b"12345"].concat())]),
         (
             "the source address of the neighbour",
-            vec![map.eth(map.router, 0x0800, &ipv4("10.1.2.2".parse().unwrap(), private, 17, 0x4000, &udp(5, 5)))],
+            vec![map.eth(
+                map.router,
+                0x0800,
+                &ipv4("10.1.2.2".parse().unwrap(), private, 17, 0x4000, &udp(5, 5)),
+            )],
         ),
         (
             "the source address of the host",
-            vec![map.eth(map.router, 0x0800, &ipv4("10.9.0.1".parse().unwrap(), private, 17, 0x4000, &udp(5, 5)))],
+            vec![map.eth(
+                map.router,
+                0x0800,
+                &ipv4("10.9.0.1".parse().unwrap(), private, 17, 0x4000, &udp(5, 5)),
+            )],
         ),
-        ("the MAC of the neighbour", vec![other.v4(private, 17, &udp(5, 5)), other.v4(far, 17, &udp(5, 5))]),
-        ("the MAC of the router", vec![Map { own: map.router, ..*map }.v4(private, 17, &udp(5, 5))]),
-        ("a multicast source MAC", vec![Map { own: BROADCAST, ..*map }.v4(private, 17, &udp(5, 5))]),
+        (
+            "the MAC of the neighbour",
+            vec![other.v4(private, 17, &udp(5, 5)), other.v4(far, 17, &udp(5, 5))],
+        ),
+        (
+            "the MAC of the router",
+            vec![Map { own: map.router, ..*map }.v4(private, 17, &udp(5, 5))],
+        ),
+        (
+            "a multicast source MAC",
+            vec![Map { own: BROADCAST, ..*map }.v4(private, 17, &udp(5, 5))],
+        ),
     ]
 }
 
@@ -190,7 +228,10 @@ fn routed_ways(map: &Map) -> Vec<Way> {
 fn neighbour_ways(map: &Map) -> Vec<Way> {
     let far = FAR[0];
     vec![
-        ("the neighbour", vec![map.eth(map.neighbour, 0x0800, &ipv4(map.ip, "10.1.2.2", 17, 0x4000, &udp(5, 5)))]),
+        (
+            "the neighbour",
+            vec![map.eth(map.neighbour, 0x0800, &ipv4(map.ip, "10.1.2.2", 17, 0x4000, &udp(5, 5)))],
+        ),
         (
             "the neighbour by an allowed address",
             vec![map.eth(map.neighbour, 0x0800, &ipv4(map.ip, far, 17, 0x4000, &udp(5, 5)))],
@@ -199,7 +240,11 @@ fn neighbour_ways(map: &Map) -> Vec<Way> {
             "the neighbour by the name service of the node",
             vec![
                 map.eth(map.neighbour, 0x0800, &ipv4(map.ip, "10.1.2.1", 17, 0x4000, &udp(5, 53))),
-                map.eth(map.neighbour, 0x86dd, &ipv6(map.ip6, "2001:db8:1::1", 17, 64, &udp(5, 53))),
+                map.eth(
+                    map.neighbour,
+                    0x86dd,
+                    &ipv6(map.ip6, "2001:db8:1::1", 17, 64, &udp(5, 53)),
+                ),
             ],
         ),
         (
@@ -208,7 +253,11 @@ fn neighbour_ways(map: &Map) -> Vec<Way> {
         ),
         (
             "IPv4 broadcast",
-            vec![map.eth(BROADCAST, 0x0800, &ipv4(map.ip, "255.255.255.255", 17, 0x4000, &udp(68, 67)))],
+            vec![map.eth(
+                BROADCAST,
+                0x0800,
+                &ipv4(map.ip, "255.255.255.255", 17, 0x4000, &udp(68, 67)),
+            )],
         ),
         (
             "broadcast of the subnet",
@@ -216,7 +265,11 @@ fn neighbour_ways(map: &Map) -> Vec<Way> {
         ),
         (
             "multicast",
-            vec![map.eth([1, 0, 0x5e, 0, 0, 0xfb], 0x0800, &ipv4(map.ip, "224.0.0.251", 17, 0x4000, &udp(5, 5353)))],
+            vec![map.eth(
+                [1, 0, 0x5e, 0, 0, 0xfb],
+                0x0800,
+                &ipv4(map.ip, "224.0.0.251", 17, 0x4000, &udp(5, 5353)),
+            )],
         ),
         (
             "an ARP request for the neighbour",
@@ -224,7 +277,11 @@ fn neighbour_ways(map: &Map) -> Vec<Way> {
         ),
         (
             "an ARP reply to the neighbour",
-            vec![map.eth(map.neighbour, 0x0806, &arp(2, map.own, "10.1.2.1", map.neighbour, "10.1.2.2"))],
+            vec![map.eth(
+                map.neighbour,
+                0x0806,
+                &arp(2, map.own, "10.1.2.1", map.neighbour, "10.1.2.2"),
+            )],
         ),
         (
             "ARP that claims the router's address",
@@ -232,7 +289,11 @@ fn neighbour_ways(map: &Map) -> Vec<Way> {
         ),
         (
             "ARP for another sender",
-            vec![map.eth(map.neighbour, 0x0806, &arp(2, map.router, "10.1.2.1", map.neighbour, "10.1.2.2"))],
+            vec![map.eth(
+                map.neighbour,
+                0x0806,
+                &arp(2, map.router, "10.1.2.1", map.neighbour, "10.1.2.2"),
+            )],
         ),
     ]
 }
@@ -245,19 +306,34 @@ fn wrapped_ways(map: &Map) -> Vec<Way> {
     let inside_tag = [&[8, 0][..], &inner].concat();
     let snap = [&[0xaa, 0xaa, 3, 0, 0, 0, 8, 0][..], &inner].concat();
     vec![
-        ("another ethertype", vec![map.eth(map.neighbour, 0x88b5, MARK), map.eth(BROADCAST, 0x88b5, MARK)]),
+        (
+            "another ethertype",
+            vec![map.eth(map.neighbour, 0x88b5, MARK), map.eth(BROADCAST, 0x88b5, MARK)],
+        ),
         (
             "a frame with a length",
-            vec![map.eth(map.neighbour, length(MARK.len() + 3), &[&[0x42, 0x42, 3][..], MARK].concat())],
+            vec![map.eth(
+                map.neighbour,
+                length(MARK.len() + 3),
+                &[&[0x42, 0x42, 3][..], MARK].concat(),
+            )],
         ),
         ("IPv4 in SNAP", vec![map.eth(map.router, length(snap.len()), &snap)]),
         (
             "the spanning tree's address",
-            vec![map.eth([1, 0x80, 0xc2, 0, 0, 0], length(MARK.len() + 3), &[&[0x42, 0x42, 3][..], MARK].concat())],
+            vec![map.eth(
+                [1, 0x80, 0xc2, 0, 0, 0],
+                length(MARK.len() + 3),
+                &[&[0x42, 0x42, 3][..], MARK].concat(),
+            )],
         ),
         (
             "IPv4 to LLDP's address",
-            vec![map.eth([1, 0x80, 0xc2, 0, 0, 0xe], 0x0800, &ipv4(map.ip, "10.1.2.1", 17, 0x4000, &udp(5, 4000)))],
+            vec![map.eth(
+                [1, 0x80, 0xc2, 0, 0, 0xe],
+                0x0800,
+                &ipv4(map.ip, "10.1.2.1", 17, 0x4000, &udp(5, 4000)),
+            )],
         ),
         (
             "a VLAN tag",
@@ -266,25 +342,57 @@ fn wrapped_ways(map: &Map) -> Vec<Way> {
                 map.eth(map.neighbour, 0x8100, &tagged(7, &inside_tag)),
             ],
         ),
-        ("a VLAN tag before an allowed address", vec![map.eth(map.neighbour, 0x8100, &tagged(7, &allowed_in_tag))]),
+        (
+            "a VLAN tag before an allowed address",
+            vec![map.eth(map.neighbour, 0x8100, &tagged(7, &allowed_in_tag))],
+        ),
         ("a public address of the host", vec![map.v4("203.0.113.1", 17, &udp(5, 4000))]),
-        ("broadcast of a public network of the host", vec![map.v4("203.0.113.255", 17, &udp(5, 4000))]),
-        ("the network address of a public network of the host", vec![map.v4("203.0.113.0", 17, &udp(5, 4000))]),
+        (
+            "broadcast of a public network of the host",
+            vec![map.v4("203.0.113.255", 17, &udp(5, 4000))],
+        ),
+        (
+            "the network address of a public network of the host",
+            vec![map.v4("203.0.113.0", 17, &udp(5, 4000))],
+        ),
         ("Azure's metadata", vec![map.v4("168.63.129.16", 17, &udp(5, 80))]),
         (
             "both directions of a connection",
             vec![
-                map.eth(map.router, 0x0800, &ipv4(OUTSIDE[0].parse().unwrap(), FAR[0], 17, 0x4000, &udp(4444, 53))),
-                map.eth(map.router, 0x0800, &ipv4(FAR[0].parse().unwrap(), OUTSIDE[0], 17, 0x4000, &udp(53, 4444))),
-                map.eth(map.router, 0x0800, &ipv4(FAR[0].parse().unwrap(), "10.1.2.2", 17, 0x4000, &udp(53, 4444))),
+                map.eth(
+                    map.router,
+                    0x0800,
+                    &ipv4(OUTSIDE[0].parse().unwrap(), FAR[0], 17, 0x4000, &udp(4444, 53)),
+                ),
+                map.eth(
+                    map.router,
+                    0x0800,
+                    &ipv4(FAR[0].parse().unwrap(), OUTSIDE[0], 17, 0x4000, &udp(53, 4444)),
+                ),
+                map.eth(
+                    map.router,
+                    0x0800,
+                    &ipv4(FAR[0].parse().unwrap(), "10.1.2.2", 17, 0x4000, &udp(53, 4444)),
+                ),
             ],
         ),
         (
             "two VLAN tags",
-            vec![map.eth(map.router, 0x88a8, &tagged(0, &[&[0x81, 0][..], &tagged(0, &inside_tag)].concat()))],
+            vec![map.eth(
+                map.router,
+                0x88a8,
+                &tagged(0, &[&[0x81, 0][..], &tagged(0, &inside_tag)].concat()),
+            )],
         ),
         ("MPLS", vec![map.eth(map.router, 0x8847, &[&[0, 1, 1, 64][..], &inner].concat())]),
-        ("PPPoE", vec![map.eth(map.router, 0x8864, &[&[0x11, 0, 0, 1, 0, 60, 0, 0x21][..], &inner].concat())]),
+        (
+            "PPPoE",
+            vec![map.eth(
+                map.router,
+                0x8864,
+                &[&[0x11, 0, 0, 1, 0, 60, 0, 0x21][..], &inner].concat(),
+            )],
+        ),
         ("IPv4 in IPv4 to the host", vec![map.v4("10.1.2.1", 4, &inner)]),
         ("GRE to the host", vec![map.v4("10.1.2.1", 47, &[&[0, 0, 8, 0][..], &inner].concat())]),
         ("VXLAN to the host", vec![map.v4("10.1.2.1", 17, &udp(4789, 4789))]),
@@ -299,14 +407,28 @@ fn ipv6_ways(map: &Map) -> Vec<Way> {
     vec![
         (
             "IPv6 to the neighbour",
-            vec![map.eth(map.neighbour, 0x86dd, &ipv6(map.ip6, "2001:db8:1::2", 17, 64, &udp(5, 5)))],
+            vec![map.eth(
+                map.neighbour,
+                0x86dd,
+                &ipv6(map.ip6, "2001:db8:1::2", 17, 64, &udp(5, 5)),
+            )],
         ),
         ("IPv6 to the neighbour by the router", vec![map.v6("2001:db8:1::2", 17, &udp(5, 5))]),
         (
             "IPv6 with options to the neighbour",
-            vec![map.v6("2001:db8:1::2", 0, &hop_options), map.v6("2001:db8:1::2", 60, &hop_options)],
+            vec![
+                map.v6("2001:db8:1::2", 0, &hop_options),
+                map.v6("2001:db8:1::2", 60, &hop_options),
+            ],
         ),
-        ("an IPv6 fragment", vec![map.v6("2001:db8:1::2", 44, &[&[17, 0, 0, 1, 0, 0, 0, 9][..], &udp(5, 5)].concat())]),
+        (
+            "an IPv6 fragment",
+            vec![map.v6(
+                "2001:db8:1::2",
+                44,
+                &[&[17, 0, 0, 1, 0, 0, 0, 9][..], &udp(5, 5)].concat(),
+            )],
+        ),
         ("ICMPv6 echo", vec![map.v6(FAR[3], 58, &icmpv6(map.ip6, FAR[3], 128, "::"))]),
         (
             "neighbour discovery to a far address",
@@ -328,7 +450,13 @@ fn ipv6_ways(map: &Map) -> Vec<Way> {
             vec![map.eth(
                 [0x33, 0x33, 0xff, 0, 0, 2],
                 0x86dd,
-                &ipv6(map.ip6, "ff02::1:ff00:2", 58, 255, &icmpv6(map.ip6, "ff02::1:ff00:2", 135, "2001:db8:1::2")),
+                &ipv6(
+                    map.ip6,
+                    "ff02::1:ff00:2",
+                    58,
+                    255,
+                    &icmpv6(map.ip6, "ff02::1:ff00:2", 135, "2001:db8:1::2"),
+                ),
             )],
         ),
         (
@@ -336,12 +464,22 @@ fn ipv6_ways(map: &Map) -> Vec<Way> {
             vec![map.eth(
                 map.neighbour,
                 0x86dd,
-                &ipv6(map.ip6, "2001:db8:1::2", 58, 255, &icmpv6(map.ip6, "2001:db8:1::2", 136, "2001:db8:1::1")),
+                &ipv6(
+                    map.ip6,
+                    "2001:db8:1::2",
+                    58,
+                    255,
+                    &icmpv6(map.ip6, "2001:db8:1::2", 136, "2001:db8:1::1"),
+                ),
             )],
         ),
         (
             "IPv6 multicast",
-            vec![map.eth([0x33, 0x33, 0, 0, 0, 0xfb], 0x86dd, &ipv6(map.ip6, "ff02::fb", 17, 255, &udp(5, 5353)))],
+            vec![map.eth(
+                [0x33, 0x33, 0, 0, 0, 0xfb],
+                0x86dd,
+                &ipv6(map.ip6, "ff02::fb", 17, 255, &udp(5, 5353)),
+            )],
         ),
     ]
 }
@@ -365,7 +503,10 @@ fn mixed_ways(map: &Map) -> Vec<Way> {
             vec![map.eth(map.router, 0x0800, &ipv6(map.ip6, "2001:db8:1::2", 17, 64, &udp(5, 5)))],
         ),
         ("IPv4 in an IPv6 frame", vec![map.eth(map.router, 0x86dd, &inner)]),
-        ("a short header", vec![map.v4(private, 17, &[0, 5]), map.eth(map.router, 0x0800, &[0x45])]),
+        (
+            "a short header",
+            vec![map.v4(private, 17, &[0, 5]), map.eth(map.router, 0x0800, &[0x45])],
+        ),
     ]
 }
 
@@ -407,13 +548,18 @@ fn settle(outside: &Capture) {
 #[test]
 fn no_way_leads_out_of_a_sandbox() {
     for kind in ["bridge", "ptp"] {
-        for (guards, remove) in
-            [("rules and filter", None), ("rules alone", Some("filter")), ("filter alone", Some("rules"))]
-        {
-            let world = World::new(kind, &json!({"profile": "sandbox", "serve": ["tcp/80", "udp/53"]}));
+        for (guards, remove) in [
+            ("rules and filter", None),
+            ("rules alone", Some("filter")),
+            ("filter alone", Some("rules")),
+        ] {
+            let world =
+                World::new(kind, &json!({"profile": "sandbox", "serve": ["tcp/80", "udp/53"]}));
             assert!(world.reaches(&world.outside, FAR[0], 9), "{kind}: resolved");
             match remove {
-                Some("filter") => drop(world.node.sh(&format!("tc qdisc del dev {} ingress", world.end()))),
+                Some("filter") => {
+                    drop(world.node.sh(&format!("tc qdisc del dev {} ingress", world.end())));
+                }
                 Some(_) => drop(world.node.sh("nft flush ruleset")),
                 None => {}
             }
@@ -443,10 +589,20 @@ fn an_allowed_address_of_the_node_leads_to_no_neighbour() {
         let own = ["10.1.2.1", "2001:db8:1::1", "10.1.2.200", "2001:db8:1::200"];
         let keys = json!({"allow": [{"to": own, "ports": ["udp/53"]}, {"to": [FAR[0]]}]});
         let world = World::new("bridge", &keys);
-        world.node.sh("ip addr add 10.1.2.200/24 dev br0; ip addr add 2001:db8:1::200/64 dev br0 nodad");
-        list(&world.node, "bridge", &keys).call("ADD", &world.attached(), 1, Some(&world.result)).result();
-        assert!(world.reaches(&world.node, "10.1.2.200", 53) && world.reaches(&world.node, "2001:db8:1::200", 53));
-        assert!(world.reaches(&world.outside, FAR[0], 9) && world.reaches(&world.node, "10.1.2.1", 53), "{remove}");
+        world
+            .node
+            .sh("ip addr add 10.1.2.200/24 dev br0; ip addr add 2001:db8:1::200/64 dev br0 nodad");
+        list(&world.node, "bridge", &keys)
+            .call("ADD", &world.attached(), 1, Some(&world.result))
+            .result();
+        assert!(
+            world.reaches(&world.node, "10.1.2.200", 53)
+                && world.reaches(&world.node, "2001:db8:1::200", 53)
+        );
+        assert!(
+            world.reaches(&world.outside, FAR[0], 9) && world.reaches(&world.node, "10.1.2.1", 53),
+            "{remove}"
+        );
         world.node.sh(&remove.replace("$end", &world.end()));
         let map = Map::of(&world);
         let [outside, neighbour] = [&world.outside, &world.neighbour].map(Capture::at);
@@ -468,7 +624,9 @@ fn an_allowed_address_of_the_node_leads_to_no_neighbour() {
 /// source, nor an ICMP error about another's connection.
 #[test]
 fn no_forged_reply_passes() {
-    for (kind, remove) in [("bridge", None), ("bridge", Some("filter")), ("ptp", None), ("ptp", Some("filter"))] {
+    for (kind, remove) in
+        [("bridge", None), ("bridge", Some("filter")), ("ptp", None), ("ptp", Some("filter"))]
+    {
         let world = World::new(kind, &json!({"profile": "sandbox", "serve": ["udp/53", "icmp"]}));
         assert!(world.reaches(&world.outside, FAR[0], 9), "{kind}: resolved");
         if remove.is_some() {
@@ -483,7 +641,10 @@ fn no_forged_reply_passes() {
         host.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         for (source, port) in [(4000, 53), (53, 4000)] {
             let datagram = udp_over_ipv6(from, from, source, port);
-            send_frame(&world.inside, &map.eth(map.router, 0x86dd, &ipv6(from, local, 17, 64, &datagram)));
+            send_frame(
+                &world.inside,
+                &map.eth(map.router, 0x86dd, &ipv6(from, local, 17, 64, &datagram)),
+            );
         }
         assert!(host.recv(&mut [0; 64]).is_err(), "{kind} {remove:?}: at the host");
         let client = world.neighbour.within(|| UdpSocket::bind("0.0.0.0:4001").unwrap());
@@ -555,10 +716,15 @@ fn a_flood_gets_nothing_out_whatever_happens_to_the_rules() {
             let result = list.add(&at).unwrap();
             match cycle % 5 {
                 0 => drop(node.sh("nft flush ruleset")),
-                1 => drop(node.sh("nft delete table inet cnibox_egress; nft delete table bridge cnibox_egress")),
+                1 => drop(node.sh(
+                    "nft delete table inet cnibox_egress; nft delete table bridge cnibox_egress",
+                )),
                 2 => drop(node.cnibox(&["repair"]).run()),
                 _ => {
-                    let mut add = list.call("ADD", &world.attached(), 1, Some(&world.result)).spawn().unwrap();
+                    let mut add = list
+                        .call("ADD", &world.attached(), 1, Some(&world.result))
+                        .spawn()
+                        .unwrap();
                     thread::sleep(Duration::from_micros(cycle * 137 % 3000));
                     add.kill().unwrap();
                     add.wait().unwrap();

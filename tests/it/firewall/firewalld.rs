@@ -96,9 +96,12 @@ impl<'n> Firewalld<'n> {
         let config = node.path("bus.conf");
         fs::write(&config, BUS.replace("SOCKET", &socket)).unwrap();
         let address = format!("unix:path={socket}");
-        let mut firewalld = Firewalld { node, address, processes: Vec::new(), container: Container::new() };
-        firewalld
-            .spawn("dbus-daemon", &["--nofork", "--print-address", &format!("--config-file={}", config.display())]);
+        let mut firewalld =
+            Firewalld { node, address, processes: Vec::new(), container: Container::new() };
+        firewalld.spawn(
+            "dbus-daemon",
+            &["--nofork", "--print-address", &format!("--config-file={}", config.display())],
+        );
         Some(firewalld)
     }
 
@@ -327,7 +330,9 @@ fn refusals_name_a_remedy_and_roll_back() {
     firewalld.told();
     let error = firewalld.call(&conf, "ADD", "c1").error();
     assert!(
-        error.msg.starts_with("failed to add the address 2001:db8:1::2/128 to trusted zone: ZONE_CONFLICT"),
+        error.msg.starts_with(
+            "failed to add the address 2001:db8:1::2/128 to trusted zone: ZONE_CONFLICT"
+        ),
         "{}",
         error.msg
     );

@@ -41,7 +41,11 @@ fn add_check_del_del_in_every_version() {
                 assert_same(&base, &rules(&node));
                 let error = checks().error();
                 assert_eq!(error.code, 999);
-                assert!(error.msg.contains("is missing in") && error.msg.contains("10.1.2.2"), "{}", error.msg);
+                assert!(
+                    error.msg.contains("is missing in") && error.msg.contains("10.1.2.2"),
+                    "{}",
+                    error.msg
+                );
             }
         }
     }
@@ -52,8 +56,13 @@ fn an_exception_of_an_administrator_hides_no_lost_policy() {
     let (node, container) = (Node::new(), Container::new());
     let net = net(&node, "1.1.0", &json!({"backend": "iptables", "ingressPolicy": "isolated"}));
     net.add(&container);
-    let bridge = node.sh("iptables -S CNI-ISOLATION-STAGE-2 | sed -n 's/.*-o \\([^ ]*\\) .*-j DROP/\\1/p' | head -1");
-    node.sh(&format!("iptables -I CNI-ISOLATION-STAGE-2 -o {} -s 192.0.2.1 -j RETURN", bridge.trim()));
+    let bridge = node.sh(
+        "iptables -S CNI-ISOLATION-STAGE-2 | sed -n 's/.*-o \\([^ ]*\\) .*-j DROP/\\1/p' | head -1",
+    );
+    node.sh(&format!(
+        "iptables -I CNI-ISOLATION-STAGE-2 -o {} -s 192.0.2.1 -j RETURN",
+        bridge.trim()
+    ));
     net.on("CHECK", &container).ok();
     node.sh("iptables -F FORWARD");
     net.on("CHECK", &container).error();
@@ -70,7 +79,8 @@ fn the_policy_of_each_family_is_restored() {
     net.add(&both);
     let only_ipv4 = net.with(&json!({"prevResult": prev("1.1.0", &OTHER[..1])}));
     only_ipv4.call("ADD", "later").netns(&later.path()).result();
-    let policy = || node.sh("ip6tables -S CNI-ISOLATION-STAGE-1; ip6tables -S CNI-ISOLATION-STAGE-2");
+    let policy =
+        || node.sh("ip6tables -S CNI-ISOLATION-STAGE-1; ip6tables -S CNI-ISOLATION-STAGE-2");
     let before = policy();
     node.sh("ip6tables -F CNI-ISOLATION-STAGE-1; ip6tables -F CNI-ISOLATION-STAGE-2");
     assert!(node.cnibox(&["repair"]).run().stdout.contains("is missing in ip6tables table filter"));
@@ -129,7 +139,9 @@ fn a_shared_address_is_accepted_until_its_last_owner_ends() {
                     match way {
                         "DEL" => call("DEL", first).ok(),
                         "GC" => {
-                            of_first(json!({"cni.dev/valid-attachments": [], "prevResult": null})).call("GC", "").ok();
+                            of_first(json!({"cni.dev/valid-attachments": [], "prevResult": null}))
+                                .call("GC", "")
+                                .ok();
                         }
                         _ => of_first(json!({"prevResult": null})).call("DEL", first).ok(),
                     }
@@ -168,8 +180,10 @@ fn gc_removes_rules_of_stale_attachments() {
         other.call("ADD", "c2").netns(&container.path()).result();
         let two = rules(&node);
 
-        let gc =
-            |valid: Value| net.with(&json!({"cni.dev/valid-attachments": valid, "prevResult": null})).call("GC", "");
+        let gc = |valid: Value| {
+            net.with(&json!({"cni.dev/valid-attachments": valid, "prevResult": null}))
+                .call("GC", "")
+        };
         let of = |id: &str| json!({"containerID": id, "ifname": "eth0"});
         gc(json!([of("c1"), of("c2")])).ok();
         assert_same(&two, &rules(&node));
@@ -192,7 +206,9 @@ fn gc_keeps_valid_policies_whose_records_are_lost() {
         let before = rules(&node);
         node.sh("rm -r /run/cni/cnibox");
         let valid = json!([{"containerID": "c1", "ifname": "eth0"}]);
-        net.with(&json!({"cni.dev/valid-attachments": valid, "prevResult": null})).call("GC", "").ok();
+        net.with(&json!({"cni.dev/valid-attachments": valid, "prevResult": null}))
+            .call("GC", "")
+            .ok();
         assert_same(&before, &rules(&node));
     }
 }
@@ -238,8 +254,9 @@ fn a_policy_follows_the_configuration() {
 /// The policy of a bridge was changed while containers with the former one run.
 #[test]
 fn a_repair_keeps_the_policy_of_the_latest_attachment() {
-    for (backend, former, latest) in
-        BACKENDS.into_iter().flat_map(|b| [(b, "isolated", "same-bridge"), (b, "same-bridge", "open")])
+    for (backend, former, latest) in BACKENDS
+        .into_iter()
+        .flat_map(|b| [(b, "isolated", "same-bridge"), (b, "same-bridge", "open")])
     {
         let (node, container) = (Node::new(), Container::new());
         let attach = |id: &str, prev: Value, policy: &str| {
@@ -253,12 +270,25 @@ fn a_repair_keeps_the_policy_of_the_latest_attachment() {
         thread::sleep(Duration::from_millis(1100));
         attach("c2", prev("1.1.0", &IPS), latest);
         let before = rules(&node);
-        assert_eq!(node.cnibox(&["repair"]).printed(), "nothing was missing\n", "{backend} {former} {latest}");
+        assert_eq!(
+            node.cnibox(&["repair"]).printed(),
+            "nothing was missing\n",
+            "{backend} {former} {latest}"
+        );
         assert_same(&before, &rules(&node));
         node.sh("nft flush ruleset; iptables -F; ip6tables -F; iptables -X; ip6tables -X");
         assert!(node.cnibox(&["repair"]).printed().contains("restored"));
-        assert_eq!(before.matches("br0").count(), rules(&node).matches("br0").count(), "{}", rules(&node));
-        assert_eq!(node.cnibox(&["repair"]).printed(), "nothing was missing\n", "{backend} {former} {latest}");
+        assert_eq!(
+            before.matches("br0").count(),
+            rules(&node).matches("br0").count(),
+            "{}",
+            rules(&node)
+        );
+        assert_eq!(
+            node.cnibox(&["repair"]).printed(),
+            "nothing was missing\n",
+            "{backend} {former} {latest}"
+        );
     }
 }
 
@@ -271,10 +301,16 @@ fn a_repair_changes_no_policy_that_is_in_force() {
             let keys = json!({"backend": backend, "ingressPolicy": policy, "prevResult": prev("1.1.0", ips)});
             (net(&node, "1.1.0", &keys), id.to_owned())
         };
-        let attach = |(net, id): &(Net<'_>, String)| drop(net.call("ADD", id).netns(&container.path()).result());
+        let attach = |(net, id): &(Net<'_>, String)| {
+            drop(net.call("ADD", id).netns(&container.path()).result());
+        };
         let steady = |what: &str| {
             let before = rules(&node);
-            assert_eq!(node.cnibox(&["repair"]).printed(), "nothing was missing\n", "{backend} {what}");
+            assert_eq!(
+                node.cnibox(&["repair"]).printed(),
+                "nothing was missing\n",
+                "{backend} {what}"
+            );
             assert_same(&before, &rules(&node));
         };
         // In one second.
@@ -297,13 +333,21 @@ fn a_repair_restores_the_policy_in_both_families() {
     let (node, container) = (Node::new(), Container::new());
     for ips in [&OTHER[..], &["10.1.2.9/24"]] {
         let keys = json!({"backend": "iptables", "ingressPolicy": "same-bridge", "prevResult": prev("1.1.0", ips)});
-        net(&node, "1.1.0", &keys).call("ADD", ips[0].split('/').next().unwrap()).netns(&container.path()).result();
+        net(&node, "1.1.0", &keys)
+            .call("ADD", ips[0].split('/').next().unwrap())
+            .netns(&container.path())
+            .result();
         thread::sleep(Duration::from_millis(1100));
     }
     let before = rules(&node);
     node.sh("ip6tables -F; ip6tables -X; iptables -F; iptables -X");
     assert!(node.cnibox(&["repair"]).printed().contains("restored"));
-    assert_eq!(before.matches("br0").count(), rules(&node).matches("br0").count(), "{}", rules(&node));
+    assert_eq!(
+        before.matches("br0").count(),
+        rules(&node).matches("br0").count(),
+        "{}",
+        rules(&node)
+    );
 }
 
 #[test]
@@ -339,8 +383,12 @@ fn sixteen_concurrent_calls_make_no_duplicates() {
             at_once("ADD");
             let full = rules(&node);
             let listed = |text: &str| -> Vec<String> {
-                let is_rule = |l: &&str| l.contains("accept") || l.contains("jump") || l.contains("drop");
-                text.lines().filter(|l| is_rule(l) && !l.contains(" hook ")).map(|l| l.trim().to_owned()).collect()
+                let is_rule =
+                    |l: &&str| l.contains("accept") || l.contains("jump") || l.contains("drop");
+                text.lines()
+                    .filter(|l| is_rule(l) && !l.contains(" hook "))
+                    .map(|l| l.trim().to_owned())
+                    .collect()
             };
             for family in ["iptables-save", "ip6tables-save"] {
                 let saved = node.sh(family);
@@ -433,11 +481,13 @@ fn policies_of_missing_links_are_removed() {
     for backend in BACKENDS {
         let node = Node::new();
         let keys = json!({"backend": backend, "ingressPolicy": "isolated"});
-        let ptp = Net::new(&node, "ptp", "1.1.0", &json!({"ipam": node.host_local(&["10.1.2.0/24"])}));
+        let ptp =
+            Net::new(&node, "ptp", "1.1.0", &json!({"ipam": node.host_local(&["10.1.2.0/24"])}));
         let attach = |id| {
             let container = Container::new();
             let prev = ptp.call("ADD", id).netns(&container.path()).result();
-            let net = Net::new(&node, "firewall", "1.1.0", &keys).with(&json!({"prevResult": prev}));
+            let net =
+                Net::new(&node, "firewall", "1.1.0", &keys).with(&json!({"prevResult": prev}));
             net.call("ADD", id).netns(&container.path()).result();
             net.call("CHECK", id).netns(&container.path()).ok();
             (container, net)

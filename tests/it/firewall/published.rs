@@ -59,7 +59,8 @@ fn published_ports_answer_under_a_default_drop() {
         call("DEL").netns(&inside.container.path()).ok();
         assert_eq!(clients(&outside, &inside), [None; 2], "{backend}: the rule is gone");
         let rules = rules(&node);
-        let left = rules.lines().find(|line| line.contains("10.1.0.2") && !line.contains("DNAT --"));
+        let left =
+            rules.lines().find(|line| line.contains("10.1.0.2") && !line.contains("DNAT --"));
         assert_eq!(left, None, "{backend}");
     }
 }
@@ -87,7 +88,10 @@ fn published_ports_are_reached_from_other_bridges() {
             assert_eq!(seen, [passes; 2], "{what}: {}", rules(&node));
             reaches(&client, &server, false, &what);
             reaches(&server, &client, false, &what);
-            firewall(&node, 2, &server, &keys(to)).call("CHECK", "c2").netns(&server.container.path()).ok();
+            firewall(&node, 2, &server, &keys(to))
+                .call("CHECK", "c2")
+                .netns(&server.container.path())
+                .ok();
         }
     }
 }

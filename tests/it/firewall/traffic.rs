@@ -36,7 +36,8 @@ pub(super) fn pod(node: &Node, n: u8, id: &str, keys: &Value) -> Pod {
     let firewall = Net::new(node, "firewall", "1.1.0", keys);
     let firewall = firewall.with(&json!({"name": format!("net{n}"), "prevResult": result}));
     assert_eq!(firewall.call("ADD", id).netns(&container.path()).result(), result);
-    let address = |ip: &Value| ip["address"].as_str().unwrap().split('/').next().unwrap().to_owned();
+    let address =
+        |ip: &Value| ip["address"].as_str().unwrap().split('/').next().unwrap().to_owned();
     let ips = result["ips"].as_array().unwrap().iter().map(address).collect();
     Pod { container, ips, result }
 }
@@ -208,7 +209,8 @@ fn isolated_neighbours_do_not_reach_each_other() {
                     &merged(&keys, &json!({"backend": backend, "ingressPolicy": policy})),
                 )
             };
-            let call = |verb, id, pod: &Pod| firewall(pod).call(verb, id).netns(&pod.container.path());
+            let call =
+                |verb, id, pod: &Pod| firewall(pod).call(verb, id).netns(&pod.container.path());
             call("CHECK", "c1", &one).ok();
             if policy == "isolated" {
                 node.sh("nft flush chain bridge cnibox_firewall forward");

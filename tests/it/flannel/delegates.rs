@@ -22,15 +22,16 @@ fn transcript(version: &'static str, copied: bool) -> String {
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         }
     }
-    let net = crate::support::net::Net::new(&node, "flannel", version, &super::keys(&node, super::ENV));
+    let net =
+        crate::support::net::Net::new(&node, "flannel", version, &super::keys(&node, super::ENV));
     let container = Container::new();
     let mut out = String::new();
     let mut run = |verb: &str, keys: &Value| {
         let outcome = net.with(keys).on(verb, &container).env("RUST_BACKTRACE", "0").run();
         let state = format!("{:?} {:?}", kept(&node), node.leases("net"));
         // A delegate in process logs under the name of the call.
-        let text =
-            normal(&format!("{outcome:?}"), &node, &container).replace("cnibox: flannel ADD, ", "cnibox: bridge DEL, ");
+        let text = normal(&format!("{outcome:?}"), &node, &container)
+            .replace("cnibox: flannel ADD, ", "cnibox: bridge DEL, ");
         out.extend(["== ", verb, "\n", &text, "\n", &state, "\n"]);
         outcome.stdout
     };
@@ -87,7 +88,8 @@ fn recorded(node: &Node, what: &str) -> Option<String> {
 fn a_foreign_delegate_gets_the_derived_configuration() {
     let node = Node::new();
     node.script("recorder", RECORDER);
-    let net = simple(&node).with(&json!({"delegate": {"type": "recorder", "key": {"b": 1, "a": 2}}}));
+    let net =
+        simple(&node).with(&json!({"delegate": {"type": "recorder", "key": {"b": 1, "a": 2}}}));
     let container = Container::new();
     let result = net.add(&container);
     assert_eq!(result, json!({"cniVersion": "1.1.0", "ips": [{"address": "10.9.0.2/24"}]}));
@@ -196,7 +198,10 @@ fn at_each_step(verb: &str, action: &str, clean_up: CleanUp) {
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
     net.del(&container);
     let mut hit = Hits::default();
-    for point in strace::points(&calls).into_iter().filter(|point| has_effect(point) || point.name == "fsync") {
+    for point in strace::points(&calls)
+        .into_iter()
+        .filter(|point| has_effect(point) || point.name == "fsync")
+    {
         if verb == "DEL" {
             net.add(&container);
         }
@@ -214,14 +219,31 @@ fn at_each_step(verb: &str, action: &str, clean_up: CleanUp) {
             let again = net.on("DEL", &container).run();
             assert_eq!(again.status, Some(0), "{why}, then {again:?}");
         }
-        crate::support::node::eventually(&why, || node.ip("link show type veth").as_array().unwrap().len() == 1);
+        crate::support::node::eventually(&why, || {
+            node.ip("link show type veth").as_array().unwrap().len() == 1
+        });
         // Later writers remove the temporary files of a killed one.
         node.sh(&format!("rm -f {}/.tmp-* {0}/.cnibox/.tmp-*", node.state("flannel").display()));
         let now = state();
-        assert!(now == before, "{why}\n{}{}\n{:?}", before.0.difference(&now.0), before.1.difference(&now.1), now.2);
+        assert!(
+            now == before,
+            "{why}\n{}{}\n{:?}",
+            before.0.difference(&now.0),
+            before.1.difference(&now.1),
+            now.2
+        );
     }
     hit.assert_include(match verb {
-        "ADD" => &["open", "write", "fsync", "link", "rename", "RTM_NEWLINK", "RTM_NEWADDR", "RTM_NEWROUTE"],
+        "ADD" => &[
+            "open",
+            "write",
+            "fsync",
+            "link",
+            "rename",
+            "RTM_NEWLINK",
+            "RTM_NEWADDR",
+            "RTM_NEWROUTE",
+        ],
         _ => &["open", "write", "unlink", "RTM_DELLINK"],
     });
     net.add(&container);

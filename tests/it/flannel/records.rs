@@ -23,7 +23,12 @@ fn records_equal_the_references() {
         (ENV_V4, json!(["10.1.2.0/24"]), json!(["10.1.0.0/16"]), 1),
         (two, json!(["10.1.2.0/24"]), json!(["10.1.0.0/16", "192.168.0.0/16"]), 1),
         (v6, json!(["fc00::/64"]), json!(["fc00::/48"]), 1),
-        (ENV, json!(["10.1.2.0/24", "2001:db8:1::/64"]), json!(["10.1.0.0/16", "2001:db8::/32"]), 2),
+        (
+            ENV,
+            json!(["10.1.2.0/24", "2001:db8:1::/64"]),
+            json!(["10.1.0.0/16", "2001:db8::/32"]),
+            2,
+        ),
     ] {
         let node = Node::new();
         let net = Net::new(&node, "flannel", "1.0.0", &keys(&node, env));
@@ -164,7 +169,8 @@ fn a_second_add_is_refused_and_changes_nothing() {
     let container = Container::new();
     net.add(&container);
     let state = (node.snapshot(), container.snapshot(&node), record(&node, "c1"));
-    let error = net.with(&json!({"delegate": {"bridge": "br0", "mtu": 1300}})).on("ADD", &container);
+    let error =
+        net.with(&json!({"delegate": {"bridge": "br0", "mtu": 1300}})).on("ADD", &container);
     assert!(error.error().msg.contains("already exists"));
     let now = (node.snapshot(), container.snapshot(&node), record(&node, "c1"));
     assert!(state == now, "{}", state.0.difference(&now.0));

@@ -34,7 +34,9 @@ fn add_restores_masquerading() {
     let chain = "$(iptables -t nat -S | sed -n 's/^-N //p' | head -1)";
     let mut damages = damages("nat");
     damages.push("iptables -t nat -F POSTROUTING".to_owned());
-    damages.push(format!("chain={chain}; iptables -t nat -F && iptables -t nat -X $chain && ip6tables -t nat -F"));
+    damages.push(format!(
+        "chain={chain}; iptables -t nat -F && iptables -t nat -X $chain && ip6tables -t nat -F"
+    ));
     row.survives(&damages, |first, second, ip| {
         for (ip, host) in [("192.0.2.2", "192.0.2.1"), ("2001:db8:ff::2", "2001:db8:ff::1")] {
             assert_eq!(seen(first, &outside, ip), host);
@@ -108,7 +110,9 @@ const NATIVE: [&str; 3] = [
 /// Creates these rules in the tables of iptables-nft.
 fn make_native(node: &Node, native: &str) {
     for (table, chain) in [("nat", "POSTROUTING"), ("filter", "FORWARD")] {
-        node.sh(&format!("iptables -t {table} -A {chain} -j RETURN; iptables -t {table} -D {chain} -j RETURN"));
+        node.sh(&format!(
+            "iptables -t {table} -A {chain} -j RETURN; iptables -t {table} -D {chain} -j RETURN"
+        ));
         let rule = native.replace("ip T", &format!("ip {table}"));
         node.sh(&format!("nft '{}'", rule.replace(" B ", &format!(" {chain} "))));
     }
@@ -126,7 +130,8 @@ fn native_rules_in_tables_of_iptables_do_not_block_add() {
     for native in NATIVE {
         node.sh("nft flush ruleset");
         make_native(&node, native);
-        let list = vec![bridge(&node, &gateway), firewall.with(&json!({})), portmap.with(&json!({}))];
+        let list =
+            vec![bridge(&node, &gateway), firewall.with(&json!({})), portmap.with(&json!({}))];
         let row = Row::new(&node, list);
         let chains = node.sh("nft list table ip nat; nft list table ip filter");
         for chain in ["CNI-HOSTPORT-DNAT", "CNI-FORWARD"] {

@@ -48,7 +48,10 @@ fn repair_restores_rules_of_iptables() {
 fn a_dry_run_names_what_is_missing_and_changes_nothing() {
     for backend in ["nftables", "iptables"] {
         let node = Node::new();
-        let row = Row::new(&node, vec![bridge(&node, &json!({"ipMasq": true, "ipMasqBackend": backend}))]);
+        let row = Row::new(
+            &node,
+            vec![bridge(&node, &json!({"ipMasq": true, "ipMasqBackend": backend}))],
+        );
         let dry_run = || {
             let outcome = node.tool("repair", &["--dry-run"]).run();
             (outcome.status, outcome.stdout)
@@ -58,7 +61,8 @@ fn a_dry_run_names_what_is_missing_and_changes_nothing() {
         let before = node.sh("nft list ruleset");
         let (status, stdout) = dry_run();
         assert!(
-            stdout.starts_with("missing: ") && stdout.lines().count() == 1 + usize::from(backend == "iptables"),
+            stdout.starts_with("missing: ")
+                && stdout.lines().count() == 1 + usize::from(backend == "iptables"),
             "{stdout}"
         );
         assert_eq!((status, node.sh("nft list ruleset")), (Some(1), before));
@@ -88,7 +92,9 @@ fn watch_restores_after_every_flush() {
         let watch = Running::start(&node.tool("repair", &["--watch"]));
         for _ in 0..3 {
             node.sh("nft flush ruleset");
-            eventually("the rules are back", || tcp(&node, &row.first, "10.1.2.1:8080", 80).is_some());
+            eventually("the rules are back", || {
+                tcp(&node, &row.first, "10.1.2.1:8080", 80).is_some()
+            });
             eventually("all of them", is_whole);
         }
         watch.ends();

@@ -39,7 +39,8 @@ fn an_ambiguous_mac_is_refused() {
     assert_eq!(container.ip("link show eth0")[0]["ifalias"], "hd0");
     net.del(&container);
     node.sh(&format!("ip link add twin address {MAC} type veth peer name twin9"));
-    let msg = format!("failed to find host device: several links have the address {MAC}: twin, hd0");
+    let msg =
+        format!("failed to find host device: several links have the address {MAC}: twin, hd0");
     let error = net.on("ADD", &container).error();
     let either = msg.replace("twin, hd0", "hd0, twin");
     assert!(error.msg == msg || error.msg == either, "{error:?}");
@@ -47,7 +48,9 @@ fn an_ambiguous_mac_is_refused() {
 
 /// The call with `/sys/bus` replaced by files; it does not need the namespace's sysfs.
 fn with_sysfs(call: &Call, commands: &str) -> Call {
-    let script = format!("set -e; mount -t tmpfs none /sys/bus; cd /sys/bus; {commands}; exec \"$0\" \"$@\"");
+    let script = format!(
+        "set -e; mount -t tmpfs none /sys/bus; cd /sys/bus; {commands}; exec \"$0\" \"$@\""
+    );
     call.clone().in_script(&script)
 }
 
@@ -130,8 +133,9 @@ fn a_device_with_a_userspace_driver_is_only_reported() {
         let (node, container) = (Node::new(), Container::new());
         plug(&node);
         let before = (node.snapshot(), container.snapshot(&node));
-        let tree =
-            format!("mkdir -p pci/devices/0000:3d:00.1; ln -s ../../drivers/{driver} pci/devices/0000:3d:00.1/driver");
+        let tree = format!(
+            "mkdir -p pci/devices/0000:3d:00.1; ln -s ../../drivers/{driver} pci/devices/0000:3d:00.1/driver"
+        );
         let net = simple(&node, &json!({"device": null, "pciBusID": "0000:3d:00.1"}));
         let result = with_sysfs(&net.on("ADD", &container), &tree).result();
         let entry = json!({"name": "eth0", "pciID": "0000:3d:00.1", "sandbox": container.path()});
@@ -150,7 +154,8 @@ fn a_device_with_a_userspace_driver_is_only_reported() {
 #[test]
 fn a_userspace_device_has_only_a_name_in_the_result() {
     let (node, container) = (Node::new(), Container::new());
-    let tree = "mkdir -p pci/devices/0000:3d:00.1; ln -s x/vfio-pci pci/devices/0000:3d:00.1/driver";
+    let tree =
+        "mkdir -p pci/devices/0000:3d:00.1; ln -s x/vfio-pci pci/devices/0000:3d:00.1/driver";
     for version in ["0.3.0", "1.0.0"] {
         let keys = json!({"pciBusID": "0000:3d:00.1"});
         let net = crate::support::net::Net::new(&node, "host-device", version, &keys);

@@ -186,7 +186,10 @@ fn del_after_the_namespace_spares_links_that_are_alike() {
     let path = container.path();
     drop(container);
     net.call("DEL", "c1").netns(&path).ok();
-    assert_eq!(node.sh("ip -o link show up | grep -cE ' (hd1|mine)@'; ip link show mine | wc -l"), "1\n2\n");
+    assert_eq!(
+        node.sh("ip -o link show up | grep -cE ' (hd1|mine)@'; ip link show mine | wc -l"),
+        "1\n2\n"
+    );
     assert_eq!((records(&node), net.leases()), (String::new(), Vec::new()));
 }
 

@@ -45,7 +45,8 @@ fn call(node: &Node, verb: &str, keys: &Value, netns: &str) -> Call {
 /// Asserts that the card is on the host: up, with its name, MAC and address, without an alias.
 #[track_caller]
 fn is_back(node: &Node, card: &Card) {
-    let link: Value = serde_json::from_str(&on_host(node, &format!("ip -j addr show {}", card.name))).unwrap();
+    let link: Value =
+        serde_json::from_str(&on_host(node, &format!("ip -j addr show {}", card.name))).unwrap();
     let link = &link[0];
     assert_eq!((&link["address"], &link["mtu"]), (&json!(card.mac), &json!(1500)));
     assert!(link["flags"].as_array().unwrap().contains(&json!("UP")), "{link}");

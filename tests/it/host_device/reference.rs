@@ -31,7 +31,8 @@ fn added(peer: Option<&Path>, version: &'static str, addresses: bool) -> (Value,
         + &node.sh("ip -o -4 addr; ip route; ip -br link");
     // The carrier state is asynchronous, and the broadcast address is unused.
     let noise = [" brd 10.1.2.255", "NO-CARRIER,", ",LOWER_UP", " linkdown", ",M-DOWN"];
-    let states = [" state UP", " state DOWN", " state LOWERLAYERDOWN", " UP", " DOWN", " LOWERLAYERDOWN"];
+    let states =
+        [" state UP", " state DOWN", " state LOWERLAYERDOWN", " UP", " DOWN", " LOWERLAYERDOWN"];
     let without = |line: &str| {
         let gone = noise.iter().chain(&states);
         let line = gone.fold(line.to_owned(), |line, word| line.replace(word, ""));
@@ -46,7 +47,8 @@ fn results_and_state_equal_the_references() {
     let Some(peer) = peer("host-device") else { return };
     for version in ["0.3.0", "0.3.1", "0.4.0", "1.0.0"] {
         for addresses in [true, false] {
-            let (ours, theirs) = (added(None, version, addresses), added(Some(&peer), version, addresses));
+            let (ours, theirs) =
+                (added(None, version, addresses), added(Some(&peer), version, addresses));
             let mut their_result = theirs.0;
             // Debian's release prints an empty object in 1.0.0, later releases do not.
             if version == "1.0.0" {

@@ -14,11 +14,27 @@ fn bad_configurations_change_nothing() {
     let path = "kernel device path \"/sys/class\" must be absolute and begin with /sys/devices/";
     for (keys, code, msg) in [
         (json!({}), 999, "specify either \"device\", \"hwaddr\", \"kernelpath\" or \"pciBusID\""),
-        (json!({"device": ""}), 999, "specify either \"device\", \"hwaddr\", \"kernelpath\" or \"pciBusID\""),
+        (
+            json!({"device": ""}),
+            999,
+            "specify either \"device\", \"hwaddr\", \"kernelpath\" or \"pciBusID\"",
+        ),
         (json!({"device": "hd9"}), 999, "failed to find host device: link \"hd9\" not found"),
-        (json!({"device": "lo"}), 7, "failed to find host device: \"lo\" is the host's loopback interface"),
-        (json!({"hwaddr": "zz"}), 7, "failed to parse MAC address \"zz\": address zz: invalid MAC address"),
-        (json!({"hwaddr": "02:99:00:00:00:00"}), 999, "failed to find host device: failed to find physical interface"),
+        (
+            json!({"device": "lo"}),
+            7,
+            "failed to find host device: \"lo\" is the host's loopback interface",
+        ),
+        (
+            json!({"hwaddr": "zz"}),
+            7,
+            "failed to parse MAC address \"zz\": address zz: invalid MAC address",
+        ),
+        (
+            json!({"hwaddr": "02:99:00:00:00:00"}),
+            999,
+            "failed to find host device: failed to find physical interface",
+        ),
         (json!({"kernelpath": "/sys/class"}), 7, path),
         (
             json!({"kernelpath": "/sys/devices/no"}),
@@ -31,7 +47,11 @@ fn bad_configurations_change_nothing() {
             "failed to find host device: no net directory under pci device ffff:ff:1f.7",
         ),
         (json!({"pciBusID": "../../x"}), 7, "pciBusID \"../../x\" is not the name of a device"),
-        (json!({"runtimeConfig": {"deviceID": "no"}}), 999, "runtime config DeviceID no not found or unsupported"),
+        (
+            json!({"runtimeConfig": {"deviceID": "no"}}),
+            999,
+            "runtime config DeviceID no not found or unsupported",
+        ),
         (json!({"device": "hd0", "ipam": {"type": "no-such"}}), 999, ""),
     ] {
         let net = simple(&node, &without(keys));
@@ -41,7 +61,8 @@ fn bad_configurations_change_nothing() {
         settles(&before.0, || node.snapshot());
         settles(&before.1, || container.snapshot(&node));
     }
-    for (key, value) in [("device", json!(7)), ("runtimeConfig", json!([])), ("hwaddr", json!({}))] {
+    for (key, value) in [("device", json!(7)), ("runtimeConfig", json!([])), ("hwaddr", json!({}))]
+    {
         let error = simple(&node, &json!({key: value})).on("ADD", &container).error();
         assert!(error.code == 6 && format!("{error:?}").contains(key), "{key}: {error:?}");
     }
@@ -83,7 +104,10 @@ fn add_returns_the_device_if_addressing_fails() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
     let before = (node.snapshot(), container.snapshot(&node));
-    node.script("no-ips", "cat >/dev/null; [ $CNI_COMMAND = ADD ] && echo '{\"cniVersion\":\"1.0.0\"}'; exit 0");
+    node.script(
+        "no-ips",
+        "cat >/dev/null; [ $CNI_COMMAND = ADD ] && echo '{\"cniVersion\":\"1.0.0\"}'; exit 0",
+    );
     let mut unreachable = node.host_local(&["10.1.2.0/24"]);
     unreachable["routes"] = json!([{"dst": "10.9.0.0/16", "gw": "172.16.0.1"}]);
     for (ipam, msg) in [
@@ -143,7 +167,11 @@ fn check_reports_every_kind_of_damage() {
     for ip in net.leases() {
         std::fs::remove_file(node.path("leases/net").join(ip)).unwrap();
     }
-    net.check_finds(&container, &result, "host-local: Failed to find address added by container c1");
+    net.check_finds(
+        &container,
+        &result,
+        "host-local: Failed to find address added by container c1",
+    );
 }
 
 #[test]

@@ -19,10 +19,22 @@ fn invalid_ranges_are_named_with_their_index() {
         (json!({"rangeStart": "10.1.2.3"}), "no IP ranges specified".to_owned()),
         (json!({"ranges": [[]]}), "invalid range set 0: empty range set".to_owned()),
         (set(json!({})), "invalid range set 1: IP <nil> not v4 nor v6".to_owned()),
-        (subnet("10.1.2.0/31"), "invalid range set 1: Network 10.1.2.0/31 too small to allocate from".to_owned()),
-        (subnet("2001:db8::/127"), "invalid range set 1: Network 2001:db8::/127 too small to allocate from".to_owned()),
-        (subnet("10.1.2.9/24"), format!("invalid range set 1: {host_bits} 24 the network address is 10.1.2.0")),
-        (subnet("2001:db8::9/64"), format!("invalid range set 1: {host_bits} 64 the network address is 2001:db8::")),
+        (
+            subnet("10.1.2.0/31"),
+            "invalid range set 1: Network 10.1.2.0/31 too small to allocate from".to_owned(),
+        ),
+        (
+            subnet("2001:db8::/127"),
+            "invalid range set 1: Network 2001:db8::/127 too small to allocate from".to_owned(),
+        ),
+        (
+            subnet("10.1.2.9/24"),
+            format!("invalid range set 1: {host_bits} 24 the network address is 10.1.2.0"),
+        ),
+        (
+            subnet("2001:db8::9/64"),
+            format!("invalid range set 1: {host_bits} 64 the network address is 2001:db8::"),
+        ),
         (
             set(json!({"subnet": "10.1.2.0/24", "rangeStart": "10.1.3.0"})),
             "invalid range set 1: RangeStart 10.1.3.0 not in network 10.1.2.0/24".to_owned(),
@@ -41,7 +53,8 @@ fn invalid_ranges_are_named_with_their_index() {
         ),
         (
             json!({"ranges": [[{"subnet": "10.1.2.0/24"}, {"subnet": "10.1.0.0/16"}]]}),
-            "invalid range set 0: subnets 10.1.2.1-10.1.2.254 and 10.1.0.1-10.1.255.254 overlap".to_owned(),
+            "invalid range set 0: subnets 10.1.2.1-10.1.2.254 and 10.1.0.1-10.1.255.254 overlap"
+                .to_owned(),
         ),
         (
             json!({"ranges": [[{"subnet": "10.2.2.0/24"}], [{"subnet": "10.1.2.0/24"}], [{"subnet": "10.1.0.0/16"}]]}),
@@ -69,9 +82,18 @@ fn invalid_addresses_are_quoted() {
         (json!({"subnet": "10.1.2.0"}), "invalid CIDR address: 10.1.2.0"),
         (json!({"subnet": "10.1.2.0/33"}), "invalid CIDR address: 10.1.2.0/33"),
         (json!({"subnet": "10.1.2.0/24", "gateway": "x"}), "invalid IP address: x"),
-        (json!({"subnet": "10.1.2.0/24", "rangeStart": "10.01.2.3"}), "invalid IP address: 10.01.2.3"),
-        (json!({"subnet": "10.1.2.0/24", "routes": [{"dst": "10.0.0.0"}]}), "invalid CIDR address: 10.0.0.0"),
-        (json!({"subnet": "10.1.2.0/24", "routes": [{"dst": "10.0.0.0/8", "gw": "y"}]}), "invalid IP address: y"),
+        (
+            json!({"subnet": "10.1.2.0/24", "rangeStart": "10.01.2.3"}),
+            "invalid IP address: 10.01.2.3",
+        ),
+        (
+            json!({"subnet": "10.1.2.0/24", "routes": [{"dst": "10.0.0.0"}]}),
+            "invalid CIDR address: 10.0.0.0",
+        ),
+        (
+            json!({"subnet": "10.1.2.0/24", "routes": [{"dst": "10.0.0.0/8", "gw": "y"}]}),
+            "invalid IP address: y",
+        ),
         (json!({"subnet": 7}), ""),
         (json!({"ranges": {}}), ""),
         (json!({"ranges": [{"subnet": "10.1.2.0/24"}]}), ""),
@@ -90,7 +112,8 @@ fn runtime_ranges_come_first_then_the_single_one_then_the_list() {
     let node = Node::new();
     let ipam = json!({"subnet": "10.2.0.0/24", "rangeStart": "10.2.0.50", "gateway": "10.2.0.9",
                       "ranges": [[{"subnet": "10.3.0.0/24", "rangeStart": "10.3.0.5"}]]});
-    let net = net(&node, "1.1.0", &ipam).with(&json!({"runtimeConfig": {"ipRanges": [[{"subnet": "10.1.0.0/24"}]]}}));
+    let net = net(&node, "1.1.0", &ipam)
+        .with(&json!({"runtimeConfig": {"ipRanges": [[{"subnet": "10.1.0.0/24"}]]}}));
     let result = net.call("ADD", "c1").netns("/x").result();
     let ips = json!([{"address": "10.1.0.2/24", "gateway": "10.1.0.1"},
                      {"address": "10.2.0.50/24", "gateway": "10.2.0.9"},
@@ -139,14 +162,20 @@ fn a_missing_resolv_conf_is_named_and_nothing_leased() {
     // DEL does not read the file.
     del(&net, "c1");
     fs::write(node.path("empty"), "").unwrap();
-    let empty = super::net(&node, "1.1.0", &json!({"subnet": "10.1.2.0/24", "resolvConf": node.path("empty")}));
+    let empty = super::net(
+        &node,
+        "1.1.0",
+        &json!({"subnet": "10.1.2.0/24", "resolvConf": node.path("empty")}),
+    );
     assert_eq!(empty.call("ADD", "c1").netns("/x").result()["dns"], Value::Null);
 }
 
 #[test]
 fn a_gateway_outside_its_subnet_is_accepted() {
     let node = Node::new();
-    for (gateway, first, warns) in [("172.16.0.1", "10.1.2.1/24", false), ("2001:db8::1", "10.1.2.2/24", true)] {
+    for (gateway, first, warns) in
+        [("172.16.0.1", "10.1.2.1/24", false), ("2001:db8::1", "10.1.2.2/24", true)]
+    {
         let net = net(&node, "1.1.0", &json!({"subnet": "10.1.2.0/24", "gateway": gateway}));
         let outcome = net.call("ADD", gateway.split([':', '.']).next().unwrap()).netns("/x").run();
         assert_eq!(outcome.status, Some(0), "{outcome:?}");
@@ -160,10 +189,12 @@ fn a_gateway_outside_its_subnet_is_accepted() {
 #[test]
 fn status_accepts_ranges_that_come_from_the_runtime() {
     let node = Node::new();
-    let awaiting = net(&node, "1.1.0", &json!({})).with(&json!({"capabilities": {"ipRanges": true}}));
+    let awaiting =
+        net(&node, "1.1.0", &json!({})).with(&json!({"capabilities": {"ipRanges": true}}));
     awaiting.call("STATUS", "").ok();
     assert_eq!(awaiting.call("ADD", "c1").netns("/x").error().code, 7);
-    let given = awaiting.with(&json!({"runtimeConfig": {"ipRanges": [[{"subnet": "10.1.0.0/24"}]]}}));
+    let given =
+        awaiting.with(&json!({"runtimeConfig": {"ipRanges": [[{"subnet": "10.1.0.0/24"}]]}}));
     assert_eq!(add(&given, "c1"), ["10.1.0.2/24"]);
     let unranged = net(&node, "1.1.0", &json!({}));
     assert_eq!(unranged.call("STATUS", "").error().code, 7);
@@ -172,7 +203,8 @@ fn status_accepts_ranges_that_come_from_the_runtime() {
 /// The network and the broadcast address of a subnet are left out, with a warning.
 #[test]
 fn addresses_that_no_host_can_have_are_not_leased() {
-    for (start, end, given) in [("10.1.2.254", "10.1.2.255", "10.1.2.254/24"), ("10.1.2.0", "10.1.2.1", "10.1.2.1/24")]
+    for (start, end, given) in
+        [("10.1.2.254", "10.1.2.255", "10.1.2.254/24"), ("10.1.2.0", "10.1.2.1", "10.1.2.1/24")]
     {
         let node = Node::new();
         let range = json!({"subnet": "10.1.2.0/24", "gateway": "10.1.2.9", "rangeStart": start, "rangeEnd": end});

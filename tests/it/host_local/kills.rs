@@ -22,7 +22,8 @@ const POOL: (&str, usize) = ("198.51.100.128/28", 13);
 const LARGE_POOL: (&str, usize) = ("198.18.0.0/23", 509);
 
 /// System calls with externally visible effects ([`Syscall::verb`]).
-const EFFECTS: [&str; 8] = ["write", "link", "rename", "unlink", "utimensat", "mkdir", "open", "flock"];
+const EFFECTS: [&str; 8] =
+    ["write", "link", "rename", "unlink", "utimensat", "mkdir", "open", "flock"];
 
 fn rounds() -> Option<usize> {
     std::env::var("CNIBOX_SOAK").ok().map(|text| text.parse().unwrap())
@@ -144,7 +145,10 @@ fn at_every_call(pool: (&str, usize), keys: &Value) {
                 }
                 let (outcome, fired) = point.run(&node, &scene.victim(verb), "signal=KILL");
                 killed.extend(fired.then_some(&point));
-                scene.assert_recovers(&format!("{verb} killed at {}: {outcome:?}", point.describe()));
+                scene.assert_recovers(&format!(
+                    "{verb} killed at {}: {outcome:?}",
+                    point.describe()
+                ));
             }
             killed.assert_include(match verb {
                 "ADD" => &["open", "flock", "write", "link", "unlink"],
@@ -173,7 +177,8 @@ fn the_store_survives_kills_at_random_times() {
     let mut random = 7_u64;
     let mut killed = BTreeSet::new();
     for cycle in 0..count {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random =
+            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let verb = ["ADD", "DEL", "GC"][cycle % 3];
         let patience = Duration::from_micros((random >> 33) % 2_500);
         let call = scene.victim(verb);

@@ -79,7 +79,8 @@ fn is_full(net: &Net<'_>, id: &str) {
 }
 
 fn gc(net: &Net<'_>, valid: &[&str]) -> Call {
-    let valid: Vec<_> = valid.iter().map(|id| json!({"containerID": id, "ifname": "eth0"})).collect();
+    let valid: Vec<_> =
+        valid.iter().map(|id| json!({"containerID": id, "ifname": "eth0"})).collect();
     net.with(&json!({"cni.dev/valid-attachments": valid})).call("GC", "")
 }
 
@@ -103,7 +104,9 @@ fn leases_are_reclaimed_after_a_reboot() {
     assert_eq!(net.leases().len(), 5, "STATUS changes nothing");
     let outcome = done(&net.call("ADD", "new").netns("/x"));
     for (ip, id) in [("198.51.100.2", "c0"), ("198.51.100.6", "theirs")] {
-        let line = format!("reclaimed {ip} of container {id}, interface eth0: it was made before the last boot");
+        let line = format!(
+            "reclaimed {ip} of container {id}, interface eth0: it was made before the last boot"
+        );
         assert!(outcome.stderr.contains(&line), "{outcome:?}");
     }
     assert_eq!(net.leases().len(), 1);
@@ -214,7 +217,9 @@ fn gc_reclaims_unlisted_dead_attachments() {
     done(&unlisted);
     assert_eq!(net.leases().len(), 3, "all may live");
     drop(dead);
-    eventually("its link is gone", || node.ip("link show type veth").as_array().unwrap().len() == 1);
+    eventually("its link is gone", || {
+        node.ip("link show type veth").as_array().unwrap().len() == 1
+    });
     done(&gc(&net, &["alive", "unknown", "dead"]));
     assert_eq!(net.leases().len(), 3, "all are valid");
     done(&unlisted);
@@ -396,7 +401,8 @@ fn other_processes_are_not_examined() {
             let mut below = text.split("\"/proc/").skip(1);
             // DEL asks whether process 1 reaps a child that it leaves.
             below.any(|rest| {
-                rest.starts_with(|c: char| c == '"' || c.is_ascii_digit()) && !rest.starts_with("1/status\"")
+                rest.starts_with(|c: char| c == '"' || c.is_ascii_digit())
+                    && !rest.starts_with("1/status\"")
             }) || text.contains("mountinfo")
         };
         let peeks: Vec<&str> = calls.iter().map(|c| c.text.as_str()).filter(is_peek).collect();
@@ -414,7 +420,8 @@ fn add_waits_for_the_lock_once_even_with_rollback() {
     let (lock, ready) = (node.path("leases/net/lock"), node.path("ready"));
     fs::create_dir_all(node.path("leases/net")).unwrap();
     let (path, touched) = (lock.display(), ready.display());
-    let _holder = Background::new(&format!("exec flock {path} sh -c 'touch {touched}; exec sleep 60'"));
+    let _holder =
+        Background::new(&format!("exec flock {path} sh -c 'touch {touched}; exec sleep 60'"));
     eventually("the lock is taken", || ready.exists());
     let container = Container::new();
     let start = Instant::now();

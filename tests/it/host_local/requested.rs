@@ -20,7 +20,12 @@ fn asking(net: &Net<'_>, env: &str, args: &[&str], runtime: &[&str]) -> Result<V
     let answer: Value = serde_json::from_str(&outcome.stdout).unwrap();
     if outcome.status == Some(0) {
         net.call("DEL", "c1").ok();
-        return Ok(answer["ips"].as_array().unwrap().iter().map(|ip| ip["address"].clone()).collect());
+        return Ok(answer["ips"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|ip| ip["address"].clone())
+            .collect());
     }
     assert_unchanged(&before, &net.node.snapshot());
     Err(answer["msg"].as_str().unwrap().to_owned())
@@ -47,7 +52,10 @@ fn the_first_requested_address_that_fits_wins() {
     let node = Node::new();
     let net = two_sets(&node);
     let left = |ips: &str| Err(format!("failed to allocate all requested IPs: {ips}"));
-    assert_eq!(asking(&net, "IP=10.1.2.5", &["10.1.2.6"], &["10.2.2.3"]), left("10.1.2.6 10.2.2.3"));
+    assert_eq!(
+        asking(&net, "IP=10.1.2.5", &["10.1.2.6"], &["10.2.2.3"]),
+        left("10.1.2.6 10.2.2.3")
+    );
     assert_eq!(asking(&net, "", &["172.16.0.1"], &["2001:db8::9"]), left("172.16.0.1"));
     assert_eq!(asking(&net, "", &[], &["10.2.2.7"]), left("10.2.2.7"), "broadcast");
 }
@@ -58,9 +66,18 @@ fn unavailable_requested_addresses_are_named() {
     let net = two_sets(&node);
     let failed = |msg: &str| Err(format!("failed to allocate for range 0: {msg}"));
     let set = "10.1.2.1-10.1.2.254,10.2.2.1-10.2.2.6";
-    assert_eq!(asking(&net, "IP=10.1.2.1", &[], &[]), failed("requested ip 10.1.2.1 is subnet's gateway"));
-    assert_eq!(asking(&net, "", &["10.2.2.1"], &[]), failed("requested ip 10.2.2.1 is subnet's gateway"));
-    net.with(&json!({"args": {"cni": {"ips": ["10.1.2.9"]}}})).call("ADD", "c9").netns("/x").result();
+    assert_eq!(
+        asking(&net, "IP=10.1.2.1", &[], &[]),
+        failed("requested ip 10.1.2.1 is subnet's gateway")
+    );
+    assert_eq!(
+        asking(&net, "", &["10.2.2.1"], &[]),
+        failed("requested ip 10.2.2.1 is subnet's gateway")
+    );
+    net.with(&json!({"args": {"cni": {"ips": ["10.1.2.9"]}}}))
+        .call("ADD", "c9")
+        .netns("/x")
+        .result();
     let taken = format!("requested IP address 10.1.2.9 is not available in range set {set}");
     assert_eq!(asking(&net, "", &["10.1.2.9"], &[]), failed(&taken));
 }
@@ -89,7 +106,8 @@ fn invalid_requested_addresses_are_quoted() {
 fn an_empty_request_is_ignored() {
     let node = Node::new();
     let net = two_sets(&node);
-    for (env, args, runtime) in [("IP=", &[][..], &[][..]), ("IgnoreUnknown=1;IP= ", &[""], &[]), ("", &[], &["", " "])]
+    for (env, args, runtime) in
+        [("IP=", &[][..], &[][..]), ("IgnoreUnknown=1;IP= ", &[""], &[]), ("", &[], &["", " "])]
     {
         let given = asking(&net, env, args, runtime);
         assert!(given.is_ok(), "{env} {args:?} {runtime:?} {given:?}");

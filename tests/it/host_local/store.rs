@@ -11,7 +11,8 @@ use crate::support::node::Node;
 use crate::support::strace;
 
 fn gc(net: &Net<'_>, valid: &[(&str, &str)]) {
-    let valid: Vec<_> = valid.iter().map(|(id, ifname)| json!({"containerID": id, "ifname": ifname})).collect();
+    let valid: Vec<_> =
+        valid.iter().map(|(id, ifname)| json!({"containerID": id, "ifname": ifname})).collect();
     net.with(&json!({"cni.dev/valid-attachments": valid})).call("GC", "").ok();
 }
 
@@ -19,13 +20,23 @@ fn gc(net: &Net<'_>, valid: &[(&str, &str)]) {
 fn addresses_go_round_robin_through_the_ranges_of_a_set() {
     let node = Node::new();
     let net = one_set(&node, &["10.0.0.0/30", "10.0.1.0/30", "10.0.2.0/29"]);
-    let expected =
-        ["10.0.0.2/30", "10.0.1.2/30", "10.0.2.2/29", "10.0.2.3/29", "10.0.2.4/29", "10.0.2.5/29", "10.0.2.6/29"];
+    let expected = [
+        "10.0.0.2/30",
+        "10.0.1.2/30",
+        "10.0.2.2/29",
+        "10.0.2.3/29",
+        "10.0.2.4/29",
+        "10.0.2.5/29",
+        "10.0.2.6/29",
+    ];
     for (n, address) in expected.iter().enumerate() {
         let id = format!("c{n}");
         assert_eq!(add(&net, &id), [*address]);
         del(&net, &id);
-        assert_eq!(format!("{}/", file(&net, "last_reserved_ip.0")), address.split_inclusive('/').next().unwrap());
+        assert_eq!(
+            format!("{}/", file(&net, "last_reserved_ip.0")),
+            address.split_inclusive('/').next().unwrap()
+        );
     }
     assert_eq!(add(&net, "again"), ["10.0.0.2/30"]);
 }
@@ -75,7 +86,8 @@ fn an_exhausted_second_set_releases_the_first_address() {
     let ranges = json!([[{"subnet": "10.0.0.0/24"}], [{"subnet": "10.1.0.0/30"}]]);
     let net = net(&node, "1.1.0", &json!({"ranges": ranges}));
     assert_eq!(add(&net, "c1"), ["10.0.0.2/24", "10.1.0.2/30"]);
-    let msg = "failed to allocate for range 1: no IP addresses available in range set: 10.1.0.1-10.1.0.2";
+    let msg =
+        "failed to allocate for range 1: no IP addresses available in range set: 10.1.0.1-10.1.0.2";
     refused(&net, "c2", 999, msg);
     assert_eq!(net.leases(), ["10.0.0.2", "10.1.0.2"]);
 }
@@ -124,8 +136,12 @@ fn addresses_reserved_by_hand_are_never_leased() {
     let net = one_set(&node, &["10.0.0.0/29"]);
     let dir = node.path("leases/net");
     fs::create_dir_all(&dir).unwrap();
-    let reserved =
-        [("10.0.0.2", ""), ("10.0.0.3", "reserved for the printer\n"), ("10.0.0.4", "printer"), ("10.0.0.5", "\0\0\0")];
+    let reserved = [
+        ("10.0.0.2", ""),
+        ("10.0.0.3", "reserved for the printer\n"),
+        ("10.0.0.4", "printer"),
+        ("10.0.0.5", "\0\0\0"),
+    ];
     for (ip, text) in reserved {
         fs::write(dir.join(ip), text).unwrap();
     }
@@ -135,7 +151,9 @@ fn addresses_reserved_by_hand_are_never_leased() {
     assert_eq!(net.call("STATUS", "").error().brief(), (50, msg));
     let error = net.call("ADD", "c2").netns("/x").error();
     assert!(error.msg.ends_with(msg), "{error:?}");
-    for word in ["3 of this network", "cnibox ipam ls", "cnibox ipam free", "cnibox ipam free --empty"] {
+    for word in
+        ["3 of this network", "cnibox ipam ls", "cnibox ipam free", "cnibox ipam free --empty"]
+    {
         assert!(error.details.contains(word), "{word}: {error:?}");
     }
     for ip in ["10.0.0.2", "10.0.0.4"] {
@@ -161,7 +179,9 @@ fn a_lost_lease_that_nobody_knows_is_freed_by_the_named_command() {
     let net = one_set(&node, &["10.0.0.0/30"]);
     add(&net, "c1");
     let dir = node.path("leases/net").display().to_string();
-    node.sh(&format!("cd {dir} && touch -r 10.0.0.2 .time && truncate -s 0 10.0.0.2 && touch -r .time 10.0.0.2"));
+    node.sh(&format!(
+        "cd {dir} && touch -r 10.0.0.2 .time && truncate -s 0 10.0.0.2 && touch -r .time 10.0.0.2"
+    ));
     node.sh(&format!("rm -r {dir}/.cnibox {dir}/.time"));
     let said = net.call("ADD", "c2").netns("/x").run().stderr;
     assert_eq!(net.leases(), ["10.0.0.2"], "{said}");
@@ -232,7 +252,9 @@ fn a_fifo_in_place_of_a_file_blocks_no_call() {
     net.call("STATUS", "").ok();
     gc(&net, &[]);
     assert_eq!(net.leases(), ["10.0.0.2"]);
-    for (name, command) in [("last_reserved_ip.0", "mkdir"), ("last_reserved_ip.0", "mkfifo"), ("lock", "mkfifo")] {
+    for (name, command) in
+        [("last_reserved_ip.0", "mkdir"), ("last_reserved_ip.0", "mkfifo"), ("lock", "mkfifo")]
+    {
         let path = dir.join(name);
         node.sh(&format!("rm -rf {0}; {command} {0}", path.display()));
         let error = net.call("ADD", "c1").netns("/x").error();
@@ -367,8 +389,10 @@ fn concurrent_adds_get_different_addresses() {
     let net = one_set(&node, &["10.0.0.0/27"]);
     let calls: Vec<_> = (0..24).map(|n| net.call("ADD", &format!("c{n}")).netns("/x")).collect();
     let addresses: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            calls.iter().map(|call| scope.spawn(|| call.result()["ips"][0]["address"].to_string())).collect();
+        let threads: Vec<_> = calls
+            .iter()
+            .map(|call| scope.spawn(|| call.result()["ips"][0]["address"].to_string()))
+            .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     let different: std::collections::HashSet<_> = addresses.iter().collect();
@@ -390,7 +414,10 @@ fn leases_work_without_hard_links() {
             assert_eq!(file(&net, ip), format!("{id}\r\neth0"));
         }
         let (outcome, _) = add("c2");
-        assert!(outcome.status == Some(1) && outcome.stdout.contains("duplicate allocation"), "{outcome:?}");
+        assert!(
+            outcome.status == Some(1) && outcome.stdout.contains("duplicate allocation"),
+            "{outcome:?}"
+        );
         del(&net, "c1");
         del(&net, "c2");
         assert_eq!(net.leases(), [""; 0]);

@@ -83,7 +83,11 @@ fn uninstall_converts_rules_of_running_containers() {
     assert!(tables().contains("inet cnibox_masquerade"));
     at.call("uninstall", &["--no-hand-over"]).printed();
     assert!(tables().contains("inet cnibox_masquerade"));
-    assert_ne!(node.sh("find /run/cni/cnibox -name '*.json'"), "", "the records of these rules stay");
+    assert_ne!(
+        node.sh("find /run/cni/cnibox -name '*.json'"),
+        "",
+        "the records of these rules stay"
+    );
     at.install(&[]);
     at.uninstall();
     let after = tables();
@@ -143,7 +147,9 @@ fn under_load(at: &Installer<'_>, rounds: usize, switch: impl Fn(usize)) {
         for round in 0..rounds {
             switch(round);
             let done = calls.load(Ordering::Relaxed);
-            while calls.load(Ordering::Relaxed) < done + WORKERS && failures.lock().unwrap().is_empty() {
+            while calls.load(Ordering::Relaxed) < done + WORKERS
+                && failures.lock().unwrap().is_empty()
+            {
                 thread::yield_now();
             }
         }
@@ -199,8 +205,9 @@ fn concurrent_installers_agree() {
     let node = Node::new();
     let at = Installer::new(&node);
     at.write("bridge", &super::like_the_reference("1.5.1"));
-    let outcomes =
-        crate::support::parallel::at_once(8, |i| at.call("install", &["--mode", ["symlink", "copy"][i % 2]]).run());
+    let outcomes = crate::support::parallel::at_once(8, |i| {
+        at.call("install", &["--mode", ["symlink", "copy"][i % 2]]).run()
+    });
     assert!(outcomes.iter().all(|outcome| outcome.status == Some(0)), "{outcomes:?}");
     at.is_all_cnibox();
     at.uninstall();

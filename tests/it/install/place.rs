@@ -18,7 +18,8 @@ fn a_read_only_directory_is_an_error_unless_up_to_date() {
     let node = Node::new();
     let at = Installer::new(&node);
     let directory = at.directory.display().to_string();
-    let ro = format!("mount --bind {directory} {directory} && mount -o remount,bind,ro {directory}");
+    let ro =
+        format!("mount --bind {directory} {directory} && mount -o remount,bind,ro {directory}");
     let outcome = after_mount(&at.call("install", &[]), &ro).run();
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
     let said = "read-only file system; its file system is mounted read-only";
@@ -40,7 +41,8 @@ fn a_noexec_directory_is_refused_before_any_change() {
     let directory = at.directory.display().to_string();
     at.write("bridge", &super::like_the_reference("1.5.1"));
     let before = at.names();
-    let noexec = format!("mount --bind {directory} {directory} && mount -o remount,bind,noexec {directory}");
+    let noexec =
+        format!("mount --bind {directory} {directory} && mount -o remount,bind,noexec {directory}");
     let outcome = after_mount(&at.call("install", &[]), &noexec).run();
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
     for text in ["ask ", "nothing was changed", "permission denied", "--no-verify"] {
@@ -74,7 +76,11 @@ fn an_ordinary_user_may_install_below_another_root() {
     fs::copy(executable(), &bin).unwrap();
     let root = node.path("root");
     fs::create_dir(&root).unwrap();
-    node.sh(&format!("chmod 755 {}; chown 65534:65534 {}", node.path("").display(), root.display()));
+    node.sh(&format!(
+        "chmod 755 {}; chown 65534:65534 {}",
+        node.path("").display(),
+        root.display()
+    ));
     let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
     let call = node.tool("cnitool", &["install", "--json"]).program(&bin).under(&user);
     let call = call.env("DESTDIR", &root.display().to_string());

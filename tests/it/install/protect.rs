@@ -28,7 +28,11 @@ fn is_immutable(path: &Path) -> Option<bool> {
 fn copies(at: &Installer<'_>, how: &str, name: &str) -> bool {
     let x = at.node.path("x");
     fs::write(&x, "x").unwrap();
-    let line = format!("{how} {} {} 2>/dev/null && echo done || true", x.display(), at.directory.join(name).display());
+    let line = format!(
+        "{how} {} {} 2>/dev/null && echo done || true",
+        x.display(),
+        at.directory.join(name).display()
+    );
     at.node.sh(&line) == "done\n"
 }
 
@@ -121,7 +125,16 @@ fn install_restores_an_overwritten_executable() {
 fn repair(at: &Installer<'_>) -> Running {
     let directory = at.directory.display().to_string();
     let cache = at.node.path("cache").display().to_string();
-    let args = ["repair", "--watch", "--install", &directory, "--plugin-path", &directory, "--cache-dir", &cache];
+    let args = [
+        "repair",
+        "--watch",
+        "--install",
+        &directory,
+        "--plugin-path",
+        &directory,
+        "--cache-dir",
+        &cache,
+    ];
     let watch = Running::start(&at.node.tool("cnitool", &args).program(executable()));
     // A removal before the first scan would make the watch fail.
     eventually("it does not wait for changes", || watch.sleeps());

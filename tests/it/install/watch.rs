@@ -44,7 +44,9 @@ fn watch_restores_changed_files_until_a_signal() {
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(fs::read_link(&link).unwrap().to_str(), Some("nowhere"));
     fs::remove_file(&link).unwrap();
-    eventually("the rest, when the way is free", || exists(&link) && exists(at.directory.join("ptp")));
+    eventually("the rest, when the way is free", || {
+        exists(&link) && exists(at.directory.join("ptp"))
+    });
     watcher.ends();
     at.is_all_cnibox();
 }

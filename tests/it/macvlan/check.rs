@@ -60,11 +60,17 @@ fn check_reports_changed_configuration() {
     let (net, result) = attached(&node, &container);
     node.sh("ip link add other type bridge");
     for (keys, msg) in [
-        (json!({"mode": "vepa"}), "container macvlan mode bridge does not match expected value: vepa"),
+        (
+            json!({"mode": "vepa"}),
+            "container macvlan mode bridge does not match expected value: vepa",
+        ),
         (json!({"master": "other"}), "interface \"eth0\" is not on top of \"other\""),
         (json!({"master": "gone"}), "failed to lookup master \"gone\": Link not found"),
         (json!({"linkInContainer": true}), "failed to lookup master \"wire0\": Link not found"),
-        (json!({"bcqueuelen": 77}), "container macvlan bcqueuelen 1000 does not match expected value: 77"),
+        (
+            json!({"bcqueuelen": 77}),
+            "container macvlan bcqueuelen 1000 does not match expected value: 77",
+        ),
     ] {
         net.with(&keys).check_finds(&container, &result, msg);
     }
@@ -87,7 +93,8 @@ fn check_reports_wrong_namespace_of_the_master() {
     container.sh("ip link del eth0");
     // A link of the same index, but in another namespace.
     container.sh(&format!("ip link add inner index {index} type bridge"));
-    container.sh(&format!("ip link add link inner name eth0 address {mac} up type macvlan mode bridge"));
+    container
+        .sh(&format!("ip link add link inner name eth0 address {mac} up type macvlan mode bridge"));
     let msg = "interface \"eth0\" is not on top of \"wire0\" on the host";
     net.check_finds(&container, &result, msg);
 }

@@ -19,7 +19,10 @@ fn the_container_has_exactly_the_configured_state() {
     let result = net.add(&container);
     assert_eq!(
         routes(&container.sh("ip route show")),
-        ["10.1.2.0/24 dev eth0 proto kernel scope link src 10.1.2.2", "default via 10.1.2.1 dev eth0",]
+        [
+            "10.1.2.0/24 dev eth0 proto kernel scope link src 10.1.2.2",
+            "default via 10.1.2.1 dev eth0",
+        ]
     );
     assert_eq!(
         routes(&container.sh("ip -6 route show")),
@@ -113,7 +116,8 @@ fn add_announces_a_reused_address_to_neighbours() {
 /// A host-local configuration that leases the same address again instead of the next one.
 fn same_again(node: &Node) -> Value {
     let mut ipam = node.host_local(&[]);
-    ipam["ranges"] = json!([[{"subnet": "10.1.2.0/24", "rangeStart": "10.1.2.2", "rangeEnd": "10.1.2.2"}]]);
+    ipam["ranges"] =
+        json!([[{"subnet": "10.1.2.0/24", "rangeStart": "10.1.2.2", "rangeEnd": "10.1.2.2"}]]);
     ipam
 }
 
@@ -126,7 +130,11 @@ fn the_mac_comes_from_capability_cni_args_or_key() {
         (json!({"mac": key}), "", key),
         (json!({"mac": key}), &*format!("IgnoreUnknown=true;MAC={args};K8S=1"), args),
         (json!({"mac": key}), &*format!("MAC={args}"), args),
-        (json!({"RuntimeConfig": {"mac": capability}, "mac": key}), &*format!("MAC={args}"), capability),
+        (
+            json!({"RuntimeConfig": {"mac": capability}, "mac": key}),
+            &*format!("MAC={args}"),
+            capability,
+        ),
         (json!({"mac": "C2-11-22-33-44-51"}), "", key),
     ] {
         let container = Container::new();
@@ -215,7 +223,10 @@ fn scripted<'n>(node: &'n Node, name: &str, answer: &str) -> Net<'n> {
     drop(fs::remove_file(&log));
     drop(fs::remove_file(node.bin().join(name)));
     let state = "nsenter --net=$CNI_NETNS ip -o link show $CNI_IFNAME | grep -o ',UP' || echo no";
-    node.script(name, &format!("cat >/dev/null; echo $CNI_COMMAND $({state}) >> {}; {answer}", log.display()));
+    node.script(
+        name,
+        &format!("cat >/dev/null; echo $CNI_COMMAND $({state}) >> {}; {answer}", log.display()),
+    );
     simple(node, &json!({"ipam": {"type": name}}))
 }
 
@@ -349,11 +360,17 @@ fn bad_configurations_change_nothing() {
         (json!({"mode": "x"}), 7, "unknown macvlan mode: \"x\"".to_owned()),
         (json!({"mtu": 1501}), 7, "invalid MTU 1501, must be [0, master MTU(1500)]".to_owned()),
         (json!({"mtu": -1}), 7, "invalid MTU -1, must be [0, master MTU(1500)]".to_owned()),
-        (json!({"mac": "zz"}), 7, "invalid args zz for MAC addr: address zz: invalid MAC address".to_owned()),
+        (
+            json!({"mac": "zz"}),
+            7,
+            "invalid args zz for MAC addr: address zz: invalid MAC address".to_owned(),
+        ),
         (
             json!({"mac": group}),
             7,
-            format!("invalid args {group} for MAC addr: address {group}: not a unicast address, but multicast"),
+            format!(
+                "invalid args {group} for MAC addr: address {group}: not a unicast address, but multicast"
+            ),
         ),
     ] {
         simple(&node, &keys).add_is_refused(&container, code, &msg);

@@ -34,7 +34,9 @@ fn added_on(net: &Net<'_>, master: &str) {
 fn the_default_master_has_the_default_route_ipv4_first() {
     let node = Node::new();
     wire(&node);
-    node.sh("ip link add other type bridge; ip link set other up; ip addr add 10.9.0.1/24 dev other");
+    node.sh(
+        "ip link add other type bridge; ip link set other up; ip addr add 10.9.0.1/24 dev other",
+    );
     node.sh("ip addr add 2001:db8:9::1/64 dev other nodad");
     let net = layer2(&node, &json!({"master": null}));
     let msg = "no default route interface found";
@@ -56,7 +58,9 @@ fn the_default_master_has_the_default_route_ipv4_first() {
 fn the_first_next_hop_of_a_default_route_is_the_master() {
     let node = Node::new();
     wire(&node);
-    node.sh("ip link add other type bridge; ip link set other up; ip addr add 10.9.0.1/24 dev other");
+    node.sh(
+        "ip link add other type bridge; ip link set other up; ip addr add 10.9.0.1/24 dev other",
+    );
     node.sh("ip addr add 10.8.0.1/24 dev wire0");
     node.sh("ip route add default nexthop via 10.8.0.7 dev wire0 nexthop via 10.9.0.7 dev other");
     added_on(&layer2(&node, &json!({"master": null})), "wire0");
@@ -107,7 +111,8 @@ fn the_master_may_be_in_the_container() {
     net.check(&container, &result).ok();
     net.call("STATUS", "").ok();
     let msg = "interface \"eth0\" is not on top of \"wire1\" on the host";
-    net.with(&json!({"master": "wire1", "linkInContainer": false})).check_finds(&container, &result, msg);
+    net.with(&json!({"master": "wire1", "linkInContainer": false}))
+        .check_finds(&container, &result, msg);
     net.del(&container);
     assert_eq!(container.snapshot(&node), before);
 }

@@ -112,9 +112,13 @@ fn every_mode_is_set_and_the_default_is_bridge() {
     let node = Node::new();
     wire(&node);
     let set = |mode| ("mode", mode);
-    for (key, kernel) in
-        [("bridge", "bridge"), ("", "bridge"), ("private", "private"), ("vepa", "vepa"), ("passthru", "passthru")]
-    {
+    for (key, kernel) in [
+        ("bridge", "bridge"),
+        ("", "bridge"),
+        ("private", "private"),
+        ("vepa", "vepa"),
+        ("passthru", "passthru"),
+    ] {
         let container = Container::new();
         let net = layer2(&node, &[set(key)].into_iter().collect());
         let result = net.add(&container);

@@ -4,7 +4,9 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use cnibox::testing::attachment::AttachmentRecord;
-use cnibox::testing::netfilter::{AttachmentId, PacketFilter, RuleBackend, hand_over_to_reference, masquerade};
+use cnibox::testing::netfilter::{
+    AttachmentId, PacketFilter, RuleBackend, hand_over_to_reference, masquerade,
+};
 use serde_json::{Value, json};
 
 use super::{BACKENDS, HOST, Masq, OUTSIDE, each_back_end, lines_of, outside, rules, seen};
@@ -146,9 +148,13 @@ fn concurrent_changes_of_one_address_lose_nothing() {
     let addrs: [ipnet::IpNet; 1] = ["10.1.2.2/24".parse().unwrap()];
     let owners = ["c1", "c2"].map(|id| AttachmentId { network: "net", ifname: "eth0", id });
     let add = |owner: AttachmentId<'_>| {
-        let record = AttachmentRecord { ips: vec![addrs[0].addr()], ..AttachmentRecord::new(owner, "bridge", "") };
+        let record = AttachmentRecord {
+            ips: vec![addrs[0].addr()],
+            ..AttachmentRecord::new(owner, "bridge", "")
+        };
         record.save_with_addresses().unwrap();
-        masquerade::add_addresses(&PacketFilter::new(), RuleBackend::Nftables, owner, &addrs).unwrap();
+        masquerade::add_addresses(&PacketFilter::new(), RuleBackend::Nftables, owner, &addrs)
+            .unwrap();
     };
     let del = |owner: AttachmentId<'_>| {
         masquerade::delete_addresses(&PacketFilter::new(), owner, &addrs).unwrap();

@@ -41,7 +41,9 @@ fn detach(ports: &Ports, pod: &Pod, ipam: &Value) {
 
 /// Deletes what this program knows of its attachments.
 fn forget(ports: &Ports) {
-    ports.node.sh("rm -r /run/cni/cnibox/attachments /run/cni/cnibox/by-address /run/cni/cnibox/portmap");
+    ports
+        .node
+        .sh("rm -r /run/cni/cnibox/attachments /run/cni/cnibox/by-address /run/cni/cnibox/portmap");
 }
 
 /// A node with the ports of a container "old" that has no record.
@@ -67,7 +69,11 @@ fn takes_the_port(ports: &Ports, ipam: &Value) {
     let took = start.elapsed();
     assert!(took < Duration::from_millis(1500), "{:?}: {took:?}", ports.rules);
     let state = ports.state();
-    assert!(!state.contains("\"old\"") && !state.contains("id: old,"), "{:?}: {state}", ports.rules);
+    assert!(
+        !state.contains("\"old\"") && !state.contains("id: old,"),
+        "{:?}: {state}",
+        ports.rules
+    );
     assert!(tcp(&ports.node, &new.container, "10.1.2.1:8080", 80).is_some(), "{:?}", ports.rules);
 }
 
@@ -77,19 +83,34 @@ fn leaves_the_port(ports: &Ports, ipam: &Value, why: &str) {
     let new = attach(ports, "new", ipam);
     let before = ports.state();
     let error = ports.call("ADD", &new, &web()).error();
-    assert!(error.msg.starts_with("host port 8080/tcp is taken by container \"old\" (network \"net\""), "{error:?}");
-    assert!(error.details.ends_with("if it has ended: cnibox gc --network net --container old"), "{error:?}");
+    assert!(
+        error.msg.starts_with("host port 8080/tcp is taken by container \"old\" (network \"net\""),
+        "{error:?}"
+    );
+    assert!(
+        error.details.ends_with("if it has ended: cnibox gc --network net --container old"),
+        "{error:?}"
+    );
     tool(ports, &["gc"]);
     assert_eq!(ports.state(), before, "{:?} {why}", ports.rules);
     let said = tool(ports, &["gc", "--dry-run"]).stdout;
-    let line = said.lines().find(|line| line.starts_with("in doubt: host ports 5353/udp, 8080/tcp of container old: "));
+    let line = said.lines().find(|line| {
+        line.starts_with("in doubt: host ports 5353/udp, 8080/tcp of container old: ")
+    });
     let line = line.unwrap_or_else(|| panic!("{said}"));
-    assert!(line.contains(why) && line.contains("; cnibox gc --network net --container old --"), "{line}");
+    assert!(
+        line.contains(why) && line.contains("; cnibox gc --network net --container old --"),
+        "{line}"
+    );
     let findings = tool(ports, &["doctor"]).stdout;
-    let found =
-        findings.lines().find(|line| line.starts_with("note: host ports 5353/udp, 8080/tcp: held by container"));
+    let found = findings
+        .lines()
+        .find(|line| line.starts_with("note: host ports 5353/udp, 8080/tcp: held by container"));
     let found = found.unwrap_or_else(|| panic!("{findings}"));
-    assert!(found.contains(why) && found.contains("; cnibox gc --network net --container old --"), "{found}");
+    assert!(
+        found.contains(why) && found.contains("; cnibox gc --network net --container old --"),
+        "{found}"
+    );
     detach(ports, &new, ipam);
 }
 
@@ -126,7 +147,9 @@ fn the_lease_of_the_container_itself_decides() {
         tool(&ports, &["gc"]);
         assert_eq!(ports.state(), before, "{rules:?}");
         drop(old);
-        eventually("its link is gone", || ports.node.sh("ip -o link show type veth").lines().count() == 1);
+        eventually("its link is gone", || {
+            ports.node.sh("ip -o link show type veth").lines().count() == 1
+        });
         detach(&ports, &new, &host_local());
         takes_the_port(&ports, &host_local());
     }
@@ -138,7 +161,11 @@ fn a_port_of_a_container_in_doubt_is_never_taken() {
         // The lease of another program: nothing shows whether the container lives.
         let (ports, _old) = with_old(rules, &host_local());
         ports.node.sh(&format!("rm -r {LEASES}/net/.cnibox"));
-        leaves_the_port(&ports, &host_local(), "it has no link on the host that would show its end");
+        leaves_the_port(
+            &ports,
+            &host_local(),
+            "it has no link on the host that would show its end",
+        );
         // The leases are those of another network, or there are none.
         let fixed = json!({"type": "static", "addresses": [{"address": "10.1.2.2/24"}]});
         let (ports, _old) = with_old(rules, &fixed);
@@ -147,9 +174,15 @@ fn a_port_of_a_container_in_doubt_is_never_taken() {
     }
     for (what, why) in [
         (format!("ip route add {FIRST}/32 dev cni0"), "a route to"),
-        (format!("ip neigh add {FIRST} lladdr 02:00:00:00:00:01 dev cni0 nud stale"), "heard the neighbour"),
+        (
+            format!("ip neigh add {FIRST} lladdr 02:00:00:00:00:01 dev cni0 nud stale"),
+            "heard the neighbour",
+        ),
         (format!("touch {LEASES}/net/{FIRST}"), "is in use"),
-        (format!("printf 'old\\r\\neth0' > {LEASES}/net/10.1.2.99"), "it has a lease of another address"),
+        (
+            format!("printf 'old\\r\\neth0' > {LEASES}/net/10.1.2.99"),
+            "it has a lease of another address",
+        ),
     ] {
         println!("{what}");
         let (ports, old) = with_old(Rules::Iptables, &host_local());
@@ -170,11 +203,18 @@ fn gc_removes_and_doctor_reports_rules_without_a_container() {
         detach(&ports, &old, &host_local());
         let findings = tool(&ports, &["doctor"]).stdout;
         let why = "it has no lease, and nobody has 10.1.2.2";
-        let found = findings
-            .lines()
-            .find(|line| line.starts_with("warning: host ports 5353/udp, 8080/tcp: the rules of container \"old\""));
-        assert!(found.is_some_and(|line| line.ends_with(&format!(": {why}; cnibox gc"))), "{rules:?}: {findings}");
-        let line = |word: &str| format!("{word} host ports 5353/udp, 8080/tcp of container old: {why} (network net)\n");
+        let found = findings.lines().find(|line| {
+            line.starts_with(
+                "warning: host ports 5353/udp, 8080/tcp: the rules of container \"old\"",
+            )
+        });
+        assert!(
+            found.is_some_and(|line| line.ends_with(&format!(": {why}; cnibox gc"))),
+            "{rules:?}: {findings}"
+        );
+        let line = |word: &str| {
+            format!("{word} host ports 5353/udp, 8080/tcp of container old: {why} (network net)\n")
+        };
         let dry = tool(&ports, &["gc", "--dry-run"]);
         assert_eq!((dry.status, dry.stdout), (Some(1), line("would remove")), "{rules:?}");
         let done = tool(&ports, &["gc"]);
@@ -198,12 +238,19 @@ fn gc_removes_what_a_person_names() {
         drop(old);
         let named = ["--network", "net", "--container", "old"];
         let gc = |more: &[&str]| tool(&ports, &[&["gc"], &named[..], more].concat());
-        let said =
-            |word: &str| format!("{word} host ports 5353/udp, 8080/tcp of container old: named by --container, ");
+        let said = |word: &str| {
+            format!("{word} host ports 5353/udp, 8080/tcp of container old: named by --container, ")
+        };
         let dry = gc(&["--dry-run"]);
-        assert!(dry.status == Some(1) && dry.stdout.starts_with(&said("would remove")), "{rules:?}: {dry:?}");
+        assert!(
+            dry.status == Some(1) && dry.stdout.starts_with(&said("would remove")),
+            "{rules:?}: {dry:?}"
+        );
         let done = gc(&[]);
-        assert!(done.status == Some(0) && done.stdout.starts_with(&said("removed")), "{rules:?}: {done:?}");
+        assert!(
+            done.status == Some(0) && done.stdout.starts_with(&said("removed")),
+            "{rules:?}: {done:?}"
+        );
         let state = ports.state();
         assert!(
             !state.contains("\"old\"") && !state.contains("id: old,") && !state.contains(FIRST),
@@ -234,7 +281,10 @@ fn ports_of_the_reference_are_taken_if_its_container_is_gone() {
         takes_the_port(&ports, &host_local());
         let next = attach(&ports, "next", &host_local());
         let error = ports.call("ADD", &next, &other).error();
-        assert!(error.msg.contains("host port 8081/tcp is taken by container \"living\""), "{rules:?}: {error:?}");
+        assert!(
+            error.msg.contains("host port 8081/tcp is taken by container \"living\""),
+            "{rules:?}: {error:?}"
+        );
         tool(&ports, &["gc"]);
         assert!(tcp(&ports.node, &living.container, "10.1.2.1:8081", 80).is_some(), "{rules:?}");
     }

@@ -119,7 +119,11 @@ fn refusals_change_nothing() {
         ((two(), json!({"backend": "ebpf"})), 7, "unrecognized backend \"ebpf\""),
         ((two(), json!({"markMasqBit": 32})), 7, "MasqMarkBit must be between 0 and 31"),
         ((two(), json!({"markMasqBit": 3, "externalSetMarkChain": "X"})), 7, clash),
-        ((two(), json!({"externalSetMarkChain": "X", "conditionsV4": ["-s", "1.2.3.4"]})), 7, foreign),
+        (
+            (two(), json!({"externalSetMarkChain": "X", "conditionsV4": ["-s", "1.2.3.4"]})),
+            7,
+            foreign,
+        ),
         ((two(), json!({"backend": "iptables", "conditionsV6": ["ip6", "saddr"]})), 7, ours),
         (
             (two(), json!({"conditionsV4": ["tcp", "flags", "syn"]})),
@@ -155,7 +159,10 @@ fn check_reports_every_kind_of_damage() {
     for (damage, says) in [
         ("delete element inet cnibox_portmap any4 { tcp . 8080 }", "tcp . 8080 is missing in map"),
         ("delete element inet cnibox_portmap mapped4 { 10.1.2.2 }", "10.1.2.2 is missing in map"),
-        ("flush chain inet cnibox_portmap postrouting", "rule \"only what was translated here\" is missing"),
+        (
+            "flush chain inet cnibox_portmap postrouting",
+            "rule \"only what was translated here\" is missing",
+        ),
         ("flush map inet cnibox_portmap attachments", "attachments"),
         ("delete table inet cnibox_portmap", "table inet cnibox_portmap is gone"),
     ] {
@@ -197,7 +204,11 @@ fn repair_claims_no_port_that_another_container_has() {
     let repair = ports.node.cnibox(&["repair"]).run();
     let taken = "element tcp . 8080 of map inet cnibox_portmap any4 belongs to container \"c2\"";
     assert!(repair.stderr.contains(&format!("not restored: {taken}")), "{repair:?}");
-    assert_eq!((repair.status, repair.stdout.contains("restored: element")), (Some(1), false), "{repair:?}");
+    assert_eq!(
+        (repair.status, repair.stdout.contains("restored: element")),
+        (Some(1), false),
+        "{repair:?}"
+    );
     assert!(tcp(&ports.node, &two.container, "10.1.2.1:8080", 80).is_some());
 }
 
@@ -224,7 +235,9 @@ fn a_refused_second_add_keeps_the_mappings_of_the_first() {
         ports.add(&one, &http);
         ports.add(&two, &other);
         let before = ports.state();
-        assert!(ports.call("ADD", &two, &http).error().msg.starts_with("host port 8080/tcp is taken"));
+        assert!(
+            ports.call("ADD", &two, &http).error().msg.starts_with("host port 8080/tcp is taken")
+        );
         assert_eq!(ports.state(), before, "{rules:?}");
     }
 }
@@ -293,7 +306,8 @@ fn a_killed_second_add_leaves_nothing_after_a_repair() {
     for when in 1.. {
         ports.add(&pod, &first);
         let injection = format!("sendto,sendmsg:signal=KILL:when={when}");
-        let (outcome, hit) = strace::inject(&ports.node, &ports.call("ADD", &pod, &second), &injection);
+        let (outcome, hit) =
+            strace::inject(&ports.node, &ports.call("ADD", &pod, &second), &injection);
         if hit.is_empty() {
             assert_eq!(outcome.status, Some(0), "{when}: {outcome:?}");
             break;

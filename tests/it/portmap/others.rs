@@ -27,9 +27,10 @@ impl Ports {
     fn serve(&self) {
         self.node
             .sh("nft 'add table inet proxy; add chain inet proxy pre { type nat hook prerouting priority dstnat; }'");
-        for (family, service, target) in
-            [("ip", "10.96.0.10", "10.44.0.3:80"), ("ip6", "2001:db8:96::10", "[2001:db8:44::3]:80")]
-        {
+        for (family, service, target) in [
+            ("ip", "10.96.0.10", "10.44.0.3:80"),
+            ("ip6", "2001:db8:96::10", "[2001:db8:44::3]:80"),
+        ] {
             let rule = format!("{family} daddr {service} tcp dport 80 dnat {family} to {target}");
             self.node.sh(&format!("nft add rule inet proxy pre {rule}"));
         }
@@ -150,7 +151,10 @@ fn equal_mappings_in_two_spellings_are_merged() {
                 spelled["hostIP"] = json!(other);
                 spelled
             };
-            for list in [json!([mapping(8080, 80, "tcp"), with(80)]), json!([with(80), mapping(8080, 80, "tcp")])] {
+            for list in [
+                json!([mapping(8080, 80, "tcp"), with(80)]),
+                json!([with(80), mapping(8080, 80, "tcp")]),
+            ] {
                 ports.add(&pod, &list);
                 ports.del(&pod, &list);
             }

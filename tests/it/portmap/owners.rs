@@ -27,11 +27,15 @@ fn the_error_names_the_container_that_has_the_port() {
         let error = ports.call("ADD", &two, &both).error();
         let start = "host port 8080/tcp is taken by container \"c1\" (network \"net\"";
         assert!(error.msg.starts_with(start), "{error:?}");
-        assert!(error.details.ends_with("if it has ended: cnibox gc --network net --container c1"), "{error:?}");
+        assert!(
+            error.details.ends_with("if it has ended: cnibox gc --network net --container c1"),
+            "{error:?}"
+        );
         assert_eq!((ports.state(), records()), (before.clone(), recorded), "{rules:?}");
         ports.del(&two, &both);
         assert_eq!(ports.state(), before, "{rules:?}");
-        let others = json!([mapping(8080, 80, "udp"), mapping(8080, 80, "sctp"), mapping(8079, 80, "tcp")]);
+        let others =
+            json!([mapping(8080, 80, "udp"), mapping(8080, 80, "sctp"), mapping(8079, 80, "tcp")]);
         ports.add(&two, &others);
         ports.del(&two, &others);
         let one_address = json!([
@@ -58,7 +62,8 @@ fn a_host_ip_may_be_mapped_beside_all_addresses() {
         // Neither list is the more specific one for all of its ports.
         let mut other = mapping(9090, 80, "tcp");
         other["hostIP"] = json!("192.0.2.1");
-        let (a, b) = (json!([mapping(9090, 80, "tcp"), special]), json!([mapping(8080, 80, "tcp"), other]));
+        let (a, b) =
+            (json!([mapping(9090, 80, "tcp"), special]), json!([mapping(8080, 80, "tcp"), other]));
         for (first, second) in [((&one, &a), (&two, &b)), ((&two, &b), (&one, &a))] {
             for (pod, list) in [first, second] {
                 ports.add(pod, list);
@@ -154,7 +159,8 @@ fn a_refusal_of_one_family_leaves_nothing_in_the_other() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let (one, two) = (ports.pod("c1"), ports.pod("c2"));
-        let six = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "::"}]);
+        let six =
+            json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "::"}]);
         ports.add(&two, &six);
         ports.del(&two, &six);
         ports.add(&two, &json!([mapping(9, 9, "tcp")]));
@@ -180,8 +186,11 @@ fn ports_belong_to_network_and_interface() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let pod = ports.pod("c1");
-        let (a, b, c) =
-            (json!([mapping(8080, 80, "tcp")]), json!([mapping(8081, 80, "tcp")]), json!([mapping(8082, 80, "tcp")]));
+        let (a, b, c) = (
+            json!([mapping(8080, 80, "tcp")]),
+            json!([mapping(8081, 80, "tcp")]),
+            json!([mapping(8082, 80, "tcp")]),
+        );
         ports.add(&pod, &a);
         let first = ports.state();
         let more = |network: &str, ifname: &str, subnet: &str| {
@@ -231,7 +240,9 @@ impl Networks {
         let ports = Ports::new(rules, "1.1.0");
         let pod = ports.pod("c1");
         let mut all = vec![("net", "eth0", pod.prev.clone())];
-        for (network, ifname, subnet) in [("second", "eth1", "10.1.3.0/24"), ("third", "eth2", "10.1.4.0/24")] {
+        for (network, ifname, subnet) in
+            [("second", "eth1", "10.1.3.0/24"), ("third", "eth2", "10.1.4.0/24")]
+        {
             let ipam = ports.node.host_local(&[subnet]);
             let keys = json!({"name": network, "bridge": network, "isGateway": true, "ipam": ipam});
             let net = Net::new(&ports.node, "bridge", "1.1.0", &keys);
@@ -252,7 +263,8 @@ impl Networks {
         let to = |at: &usize| {
             let (_, _, prev) = &self.all[*at];
             let addr: IpNet = prev["ips"][0]["address"].as_str().unwrap().parse().unwrap();
-            let bound = self.pod.container.within(|| patiently(|| TcpListener::bind((addr.addr(), 80))));
+            let bound =
+                self.pod.container.within(|| patiently(|| TcpListener::bind((addr.addr(), 80))));
             let target = format!("10.1.2.1:{port}").parse().unwrap();
             let near = host.within(|| TcpStream::connect_timeout(&target, LIMIT));
             drop(bound);
@@ -282,7 +294,8 @@ fn a_container_may_map_a_port_in_each_of_its_networks() {
     for rules in ALL {
         let on_one = json!({"hostPort": 8081, "containerPort": 80, "protocol": "tcp",
             "hostIP": "10.1.2.1"});
-        let networks = Networks::new(rules, json!([mapping(8080, 80, "tcp"), on_one, mapping(53, 53, "udp")]));
+        let networks =
+            Networks::new(rules, json!([mapping(8080, 80, "tcp"), on_one, mapping(53, 53, "udp")]));
         let (ports, other) = (&networks.ports, networks.ports.pod("c2"));
         let both = |at: usize| {
             assert_eq!([8080, 8081].map(|port| networks.served(port)), [Some(at); 2], "{rules:?}");
@@ -456,7 +469,9 @@ fn fill(ports: &Ports) {
         ("attachments", each(&|n| format!("\"a{n}\" . \"b{n}\" comment \"other\" : 2"))),
     ];
     let file = ports.node.path("many.nft");
-    let line = |(set, elements): &(_, _)| format!("add element inet cnibox_portmap {set} {{ {elements} }}\n");
+    let line = |(set, elements): &(_, _)| {
+        format!("add element inet cnibox_portmap {set} {{ {elements} }}\n")
+    };
     let chain = "add chain inet cnibox_portmap from-10.9.0.0/16 { ip saddr 10.9.0.0/16 masquerade; \
                  ip saddr 127.0.0.0/8 masquerade; }\n";
     let lines = chain.to_owned() + &lines.iter().map(line).collect::<String>();
@@ -528,7 +543,11 @@ fn concurrent_adds_map_each_port_once() {
                 let net = ports.net(&list, &json!({"prevResult": pod.prev}));
                 let call = net.call(verb, id).netns(&pod.container.path());
                 let mut child = call.command().spawn().unwrap();
-                std::io::Write::write_all(&mut child.stdin.take().unwrap(), net.conf.to_string().as_bytes()).unwrap();
+                std::io::Write::write_all(
+                    &mut child.stdin.take().unwrap(),
+                    net.conf.to_string().as_bytes(),
+                )
+                .unwrap();
                 child
             })
             .collect();

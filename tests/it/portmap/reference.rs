@@ -124,7 +124,9 @@ fn check_accepts_nftables_mappings_of_the_reference() {
     let both = json!([mapping(8080, 80, "tcp"), mapping(1, 80, "tcp")]);
     let one_rule = ports.call("CHECK", &pod, &both).error();
     assert!(one_rule.msg.contains("gone"), "{one_rule:?}");
-    ports.node.sh("nft add rule ip cni_hostport masquerading ip saddr 127.0.0.1 counter comment c1");
+    ports
+        .node
+        .sh("nft add rule ip cni_hostport masquerading ip saddr 127.0.0.1 counter comment c1");
     ports.call("CHECK", &pod, &both).ok();
     let more = json!([mapping(8080, 80, "tcp"), mapping(1, 80, "tcp"), mapping(2, 80, "tcp")]);
     let error = ports.call("CHECK", &pod, &more).error();
@@ -161,7 +163,8 @@ fn rules_equal_the_references() {
         mapping["hostIP"] = json!(ip);
         mapping
     };
-    let of_address = json!([web()[0], at(81, "10.9.0.1"), at(82, "2001:db8:9::1"), at(83, "0.0.0.0")]);
+    let of_address =
+        json!([web()[0], at(81, "10.9.0.1"), at(82, "2001:db8:9::1"), at(83, "0.0.0.0")]);
     for mappings in [web(), json!(many), kinds, of_address] {
         for keys in [
             json!({}),

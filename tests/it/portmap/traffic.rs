@@ -242,7 +242,9 @@ fn loopback_addresses_of_the_host_are_not_exposed() {
         ports.add(&pod, &list);
         let thief = &sibling.container;
         thief.sh("ip addr flush dev lo");
-        thief.sh("sh -c 'ip route flush table local 127.0.0.0/8; ip route add 127.0.0.1 via 10.1.2.1'");
+        thief.sh(
+            "sh -c 'ip route flush table local 127.0.0.0/8; ip route add 127.0.0.1 via 10.1.2.1'",
+        );
         thief.sh("sh -c 'echo 1 > /proc/sys/net/ipv4/conf/eth0/route_localnet'");
         thief.sh("ip addr add 127.0.0.2/32 dev eth0");
         let service = || tcp(thief, &ports.node, "127.0.0.1:7070", 7070).is_some();
@@ -290,7 +292,8 @@ fn loopback_addresses_are_not_exposed_without_nf_tables() {
     let list = json!([mapping(8080, 80, "tcp")]);
     let add = ports.call("ADD", &pod, &list);
     let (_, calls) = strace::record(&ports.node, &add);
-    let opened = |call: &strace::Syscall| call.name == "socket" && call.text.contains("NETLINK_NETFILTER");
+    let opened =
+        |call: &strace::Syscall| call.name == "socket" && call.text.contains("NETLINK_NETFILTER");
     let socket = calls.into_iter().find(opened).unwrap();
     ports.del(&pod, &list);
     // Not EPROTONOSUPPORT: musl repeats socket(2) then, without SOCK_CLOEXEC.
@@ -331,7 +334,9 @@ fn a_failed_add_keeps_localhost_ports_of_others() {
         ports.add(&one, &taken);
         ports.node.sh("echo 0 > /proc/sys/net/ipv4/conf/cni0/route_localnet");
         let failing = ports.call("ADD", &two, &taken).spawn().unwrap();
-        eventually("it is on", || ports.node.sh("cat /proc/sys/net/ipv4/conf/cni0/route_localnet").trim() == "1");
+        eventually("it is on", || {
+            ports.node.sh("cat /proc/sys/net/ipv4/conf/cni0/route_localnet").trim() == "1"
+        });
         ports.add(&three, &free);
         assert!(!failing.wait_with_output().unwrap().status.success());
         let reached = tcp(&ports.node, &three.container, "127.0.0.1:8081", 80);
@@ -370,7 +375,8 @@ fn conditions_of_nftables_apply_to_their_container_only() {
     let ports = Ports::new(Rules::Nftables, "1.1.0");
     let (one, two, peer) = (ports.pod("c1"), ports.pod("c2"), ports.peer());
     let other = ports.outside("other", "198.51.100", "2001:db8:a");
-    let reaches = |from: &Container, to: &Pod, target: &str| tcp(from, &to.container, target, 80).is_some();
+    let reaches =
+        |from: &Container, to: &Pod, target: &str| tcp(from, &to.container, target, 80).is_some();
     let keys = json!({"conditionsV4": ["ip", "saddr", "{", "192.0.2.0/24,", "10.9.9.9", "}"],
         "conditionsV6": ["ip6 saddr !=", "2001:db8:9::/64"]});
     let both = json!([mapping(8080, 80, "tcp"), mapping(5353, 53, "udp")]);

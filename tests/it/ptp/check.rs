@@ -86,14 +86,22 @@ fn check_reports_changed_macs() {
 #[test]
 fn check_reports_missing_host_routes_and_addresses() {
     broken("true", "ip route del 10.1.2.2", "ptp: no route to 10.1.2.2/32 through \"VETH\"");
-    broken("true", "ip -6 route del 2001:db8:1::2", "ptp: no route to 2001:db8:1::2/128 through \"VETH\"");
+    broken(
+        "true",
+        "ip -6 route del 2001:db8:1::2",
+        "ptp: no route to 2001:db8:1::2/128 through \"VETH\"",
+    );
     broken(
         "true",
         "ip link add br9 up type bridge; ip route replace 10.1.2.2 dev br9",
         "ptp: no route to 10.1.2.2/32 through \"VETH\"",
     );
     for (address, gw) in [("10.1.2.1/32", "10.1.2.1"), ("2001:db8:1::1/128", "2001:db8:1::1")] {
-        broken("true", &format!("ip addr del {address} dev VETH"), &format!("ptp: {gw} is not an address of \"VETH\""));
+        broken(
+            "true",
+            &format!("ip addr del {address} dev VETH"),
+            &format!("ptp: {gw} is not an address of \"VETH\""),
+        );
     }
 }
 

@@ -51,7 +51,10 @@ fn host_and_container_have_exactly_these_routes_and_addresses() {
     );
     let on_host = addresses(&node.ip(&format!("addr show {veth}")));
     assert_eq!(on_host, ["10.1.2.1/32", "2001:db8:1::1/128"]);
-    for (link, at) in [(node.ip(&format!("link show {veth}")), "host"), (container.ip("link show eth0"), "container")] {
+    for (link, at) in [
+        (node.ip(&format!("link show {veth}")), "host"),
+        (container.ip("link show eth0"), "container"),
+    ] {
         assert_eq!((&link[0]["mtu"], &link[0]["operstate"]), (&json!(5000), &json!("UP")), "{at}");
         let index = usize::from(at == "container");
         assert_eq!(link[0]["address"], result["interfaces"][index]["mac"]);
@@ -130,7 +133,10 @@ fn a_single_address_without_a_subnet_is_routed() {
 #[test]
 fn an_address_without_a_gateway_is_refused_and_released() {
     let node = Node::new();
-    for ip in [json!({"address": "10.7.7.7/24"}), json!({"address": "10.7.7.7/24", "gateway": "2001:db8::1"})] {
+    for ip in [
+        json!({"address": "10.7.7.7/24"}),
+        json!({"address": "10.7.7.7/24", "gateway": "2001:db8::1"}),
+    ] {
         drop(fs::remove_file(node.path("calls")));
         let net = fixed(&node, &ip);
         let msg = "ptp: the IPAM plugin returned no gateway for 10.7.7.7/24";
@@ -183,7 +189,8 @@ fn the_route_of_a_living_container_is_named_and_kept() {
     let prev = first.add(&one);
     let error = second.call("ADD", "c2").netns(&two.path()).error();
     let veth = host_end(&prev);
-    let msg = format!("failed to add route on host: the host has the route \"10.1.2.2/32 dev {veth}\"");
+    let msg =
+        format!("failed to add route on host: the host has the route \"10.1.2.2/32 dev {veth}\"");
     assert_eq!(error.brief(), (999, msg.as_str()));
     assert!(error.details.contains("eth0 of container c1 in network \"one\""), "{error:?}");
     assert!(node.reaches(FIRST[0]));
@@ -216,7 +223,10 @@ fn the_route_of_an_earlier_pair_is_replaced() {
     let unreachable = json!({"cniVersion": "1.0.0",
         "ips": [{"address": "10.7.7.7/24", "gateway": "10.7.7.1"}],
         "routes": [{"dst": "10.9.0.0/16", "gw": "172.16.0.1"}]});
-    node.script("failing", &format!("cat >/dev/null; [ $CNI_COMMAND != ADD ] || echo '{unreachable}'"));
+    node.script(
+        "failing",
+        &format!("cat >/dev/null; [ $CNI_COMMAND != ADD ] || echo '{unreachable}'"),
+    );
     let failing = net.with(&json!({"ipam": {"type": "failing"}}));
     let error = failing.on("ADD", &container).error();
     assert!(error.msg.starts_with("failed to add route '10.9.0.0/16 via"), "{error:?}");
@@ -282,7 +292,10 @@ fn bad_configurations_change_nothing() {
     let status = simple(&node, &json!({"ipMasq": true, "ipMasqBackend": "x"}));
     let status = status.call("STATUS", "").error();
     assert_eq!(status.brief(), (50, masq));
-    assert_eq!(simple(&node, &json!({"ipam": null})).call("STATUS", "").error().msg, "no plugin name provided");
+    assert_eq!(
+        simple(&node, &json!({"ipam": null})).call("STATUS", "").error().msg,
+        "no plugin name provided"
+    );
 }
 
 #[test]
@@ -319,7 +332,8 @@ fn cni_args_are_passed_to_ipam() {
     let node = Node::new();
     let container = Container::new();
     let net = simple(&node, &json!({}));
-    let result = net.on("ADD", &container).env("CNI_ARGS", "IgnoreUnknown=1;MAC=zz;IP=10.1.2.50").result();
+    let result =
+        net.on("ADD", &container).env("CNI_ARGS", "IgnoreUnknown=1;MAC=zz;IP=10.1.2.50").result();
     assert_eq!(result["ips"][0]["address"], "10.1.2.50/24");
     net.on("DEL", &container).env("CNI_ARGS", "none").ok();
 }

@@ -10,18 +10,25 @@ use crate::support::node::{Container, Node, assert_unchanged};
 
 #[test]
 fn check_finds_deleted_and_missing_routes() {
-    let keys =
-        json!({"flushgateway": true, "delroutes": [{"dst": "192.168.0.0/16"}], "addroutes": [{"dst": "50.0.0.0/24"}]});
+    let keys = json!({"flushgateway": true, "delroutes": [{"dst": "192.168.0.0/16"}], "addroutes": [{"dst": "50.0.0.0/24"}]});
     let (pod, result) = added(&keys);
     let net = pod.net(&keys);
     for (line, undo, msg) in [
-        ("add default via 10.1.2.1", "del default", "the container has the deleted route \"0.0.0.0/0 via 10.1.2.1\""),
+        (
+            "add default via 10.1.2.1",
+            "del default",
+            "the container has the deleted route \"0.0.0.0/0 via 10.1.2.1\"",
+        ),
         (
             "add 192.168.0.0/16 via 10.1.2.9",
             "del 192.168.0.0/16",
             "the container has the deleted route \"192.168.0.0/16 via 10.1.2.9\"",
         ),
-        ("del 50.0.0.0/24", "add 50.0.0.0/24 via 10.1.2.1", "Expected Route 50.0.0.0/24 via 10.1.2.1 not found"),
+        (
+            "del 50.0.0.0/24",
+            "add 50.0.0.0/24 via 10.1.2.1",
+            "Expected Route 50.0.0.0/24 via 10.1.2.1 not found",
+        ),
         (
             "change 50.0.0.0/24 via 10.1.2.7",
             "change 50.0.0.0/24 via 10.1.2.1",
@@ -43,7 +50,8 @@ fn check_finds_deleted_and_missing_routes() {
 /// The routes of both families after ADD and CHECK of all plugins of a list. DEL leaves nothing.
 #[track_caller]
 fn routes_of_list(node: &Node, plugins: &Value) -> Vec<String> {
-    let list = Conflist::new(node, json!({"cniVersion": "1.1.0", "name": "net", "plugins": plugins}));
+    let list =
+        Conflist::new(node, json!({"cniVersion": "1.1.0", "name": "net", "plugins": plugins}));
     let container = Container::new();
     let before = container.snapshot(node);
     let at = Attached::new("c1", &container.path());
@@ -83,7 +91,11 @@ fn check_of_the_interface_plugins_agrees() {
             let ours = merged(&json!({"type": "route-override"}), &keys);
             let found = routes_of_list(&node, &json!([interface, ours]));
             let has = |start: &str| found.iter().any(|route| route.starts_with(start));
-            assert_eq!(has("default"), keys["addroutes"] == json!([default]) || !has_flush(&keys), "{keys}: {found:?}");
+            assert_eq!(
+                has("default"),
+                keys["addroutes"] == json!([default]) || !has_flush(&keys),
+                "{keys}: {found:?}"
+            );
             assert!(has("10.1.2.0/24") && has("2001:db8:1::/64"), "{keys}: {found:?}");
         }
     }
@@ -96,7 +108,8 @@ fn has_flush(keys: &Value) -> bool {
 #[test]
 fn plugins_behind_it_use_its_routes() {
     let node = Node::new();
-    let ipam = merged(&node.host_local(&["10.1.2.0/24"]), &json!({"routes": [{"dst": "0.0.0.0/0"}]}));
+    let ipam =
+        merged(&node.host_local(&["10.1.2.0/24"]), &json!({"routes": [{"dst": "0.0.0.0/0"}]}));
     let bridge = json!({"type": "bridge", "isGateway": true, "ipam": ipam});
     let first = json!({"type": "route-override", "flushgateway": true, "addroutes": [{"dst": "50.0.0.0/24"}]});
     let second = json!({"type": "route-override", "delroutes": [{"dst": "50.0.0.0/24"}],
@@ -122,7 +135,10 @@ fn two_of_a_list_are_undone_together() {
             {"dst": "192.168.0.0/16", "gw": "10.1.2.9"}]});
     let result = pod.net(&second).add(&pod.container);
     let routes = [routes(&pod.container, "-4"), routes(&pod.container, "-6")].concat();
-    assert!(routes.contains(&"50.0.0.0/24 via 10.1.2.9".to_owned()) && routes.len() == 5, "{routes:?}");
+    assert!(
+        routes.contains(&"50.0.0.0/24 via 10.1.2.9".to_owned()) && routes.len() == 5,
+        "{routes:?}"
+    );
     for keys in [&second, &first] {
         pod.net(&merged(keys, &json!({"prevResult": result}))).del(&pod.container);
         pod.assert_as(&pod.before, "DEL");

@@ -25,7 +25,8 @@ fn repeated_adds_keep_the_original_routes() {
     ] {
         pod.net(&merged(&keys(), &more)).add(&pod.container);
     }
-    let failing = pod.net(&merged(&keys(), &json!({"addroutes": [{"dst": "52.0.0.0/24", "gw": "10.9.9.9"}]})));
+    let failing = pod
+        .net(&merged(&keys(), &json!({"addroutes": [{"dst": "52.0.0.0/24", "gw": "10.9.9.9"}]})));
     failing.on("ADD", &pod.container).error();
     assert_eq!(routes(&pod.container, "-4").len(), 2, "subnet and 50.0.0.0/24");
     pod.net(&json!({})).del(&pod.container);
@@ -81,7 +82,8 @@ fn a_broken_record_is_replaced_and_removed() {
 #[test]
 fn an_add_without_changes_writes_no_record() {
     let pod = BRIDGED.pod("1.1.0");
-    pod.net(&json!({"flushgateway": true, "delroutes": [{"dst": "50.0.0.0/24"}]})).add(&pod.container);
+    pod.net(&json!({"flushgateway": true, "delroutes": [{"dst": "50.0.0.0/24"}]}))
+        .add(&pod.container);
     assert!(!exists(pod.node.state("route-override")));
     pod.net(&json!({})).del(&pod.container);
     pod.assert_as(&pod.before, "nothing was changed");
@@ -100,7 +102,10 @@ fn gc_removes_records_of_stale_attachments() {
     let temporary = pod.node.state("route-override").join(".cnibox-x");
     fs::write(&temporary, "").unwrap();
     gc(json!({"cni.dev/valid-attachments": []}));
-    assert!(!path.exists() && temporary.exists(), "only temporaries of this network's attachments are removed");
+    assert!(
+        !path.exists() && temporary.exists(),
+        "only temporaries of this network's attachments are removed"
+    );
     // Without a record DEL leaves the routes to the interface plugin.
     pod.call("DEL").ok();
 }

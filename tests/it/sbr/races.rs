@@ -125,7 +125,8 @@ fn at_each_step(keys: Value, verb: &str, action: &str, steps: &[&str]) {
     scene.assert_as_before("recorded");
     let effects = ["send", "write", "flock", "open", "fork", "setns"];
     let mut hit = Hits::default();
-    for point in strace::points(&calls).into_iter().filter(|point| effects.contains(&point.verb())) {
+    for point in strace::points(&calls).into_iter().filter(|point| effects.contains(&point.verb()))
+    {
         if verb == "DEL" {
             scene.call("ADD").result();
         }

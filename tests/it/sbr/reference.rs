@@ -17,7 +17,12 @@ fn state(pod: &Pod, family: &str) -> String {
     lines.join("\n")
 }
 
-fn on(pod: &Pod, program: Option<&std::path::Path>, verb: &str, keys: &Value) -> crate::support::node::Call {
+fn on(
+    pod: &Pod,
+    program: Option<&std::path::Path>,
+    verb: &str,
+    keys: &Value,
+) -> crate::support::node::Call {
     let mut prev = pod.prev.clone();
     prev["cniVersion"] = json!("1.0.0");
     let mut keys = keys.clone();
@@ -34,7 +39,8 @@ fn on(pod: &Pod, program: Option<&std::path::Path>, verb: &str, keys: &Value) ->
 
 /// A name and the constructor of a pod.
 type Kind = (&'static str, fn() -> Pod);
-const PODS: [Kind; 3] = [("one address", Pod::new), ("default route", with_default), ("two addresses", two_addresses)];
+const PODS: [Kind; 3] =
+    [("one address", Pod::new), ("default route", with_default), ("two addresses", two_addresses)];
 
 fn with_default() -> Pod {
     let pod = Pod::new();
@@ -75,7 +81,8 @@ fn ipv6_differs_only_as_documented_in_parity() {
         let link_local = pod.container.sh("ip -6 route show table all dev net1");
         let mut lines = pod.rules("-6");
         lines.extend(pod.routes("-6", "101"));
-        let main = link_local.lines().any(|line| line.starts_with("fe80::/64") && !line.contains("table"));
+        let main =
+            link_local.lines().any(|line| line.starts_with("fe80::/64") && !line.contains("table"));
         (lines.join("\n"), pod.routes("-6", "100"), main)
     };
     let (ours, theirs) = (run(None), run(Some(peer.as_path())));

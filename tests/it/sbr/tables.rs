@@ -53,7 +53,10 @@ fn addresses_of_a_family_share_generic_routes() {
         .unwrap()
         .push(json!({"address": "192.168.101.209/24", "gateway": "192.168.101.1", "interface": 1}));
     pod.add(&json!({}));
-    assert_eq!(pod.rules("-4"), ["from 192.168.101.209 lookup 101", "from 192.168.1.209 lookup 100"]);
+    assert_eq!(
+        pod.rules("-4"),
+        ["from 192.168.101.209 lookup 101", "from 192.168.1.209 lookup 100"]
+    );
     let generic = [
         "169.254.1.1 dev net1 scope link",
         "172.16.0.0/16 dev net1 scope link",
@@ -201,7 +204,11 @@ fn attributes_of_routes_survive_the_move() {
     pod.add(&json!({}));
     let text = pod.container.sh("ip route show table 100");
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    for route in [&format!("{plain} mtu 1400 advmss 1200"), "172.17.0.0/16 via 10.77.0.1 dev net1 onlink", multipath] {
+    for route in [
+        &format!("{plain} mtu 1400 advmss 1200"),
+        "172.17.0.0/16 via 10.77.0.1 dev net1 onlink",
+        multipath,
+    ] {
         assert!(words.contains(route), "{route}: {words}");
     }
     let main = pod.container.sh("ip route");

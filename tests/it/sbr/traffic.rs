@@ -26,7 +26,11 @@ impl TwoUplinks {
                 (router, "pod", [&format!("10.{i}.0.1/24"), &format!("fd0{i}::1/64")]),
             );
             cable(
-                (&server, &format!("to{i}"), [&format!("192.0.{i}.2/24"), &format!("fd1{i}::2/64")]),
+                (
+                    &server,
+                    &format!("to{i}"),
+                    [&format!("192.0.{i}.2/24"), &format!("fd1{i}::2/64")],
+                ),
                 (router, "server", [&format!("192.0.{i}.1/24"), &format!("fd1{i}::1/64")]),
             );
             router.sh("sysctl -q net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1");

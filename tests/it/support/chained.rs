@@ -62,7 +62,8 @@ impl State {
     fn of(subject: &Subject, node: &Node, container: &Container) -> State {
         let sysctls = subject.sysctls.iter();
         let entries = fs::read_dir(node.state(subject.files)).into_iter().flatten();
-        let mut files: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let mut files: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         files.sort();
         State {
             host: node.snapshot(),
@@ -230,9 +231,13 @@ impl Subject {
         let (interface, keys) = self.behind;
         let plugins = [(interface, keys(&node)), (self.plugin, (self.keys)(&node))]
             .map(|(plugin, keys)| merged(&json!({"type": plugin}), &keys));
-        let list = Conflist::new(&node, json!({"cniVersion": "1.1.0", "name": "net", "plugins": plugins}));
-        let at: Vec<Attached> =
-            containers.iter().enumerate().map(|(i, c)| Attached::new(&format!("pod{i}"), &c.path())).collect();
+        let list =
+            Conflist::new(&node, json!({"cniVersion": "1.1.0", "name": "net", "plugins": plugins}));
+        let at: Vec<Attached> = containers
+            .iter()
+            .enumerate()
+            .map(|(i, c)| Attached::new(&format!("pod{i}"), &c.path()))
+            .collect();
         // What stays after the first container of a node.
         let first = list.add(&at[0]).unwrap();
         list.del(&at[0], Some(&first)).unwrap();

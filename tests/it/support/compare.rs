@@ -64,5 +64,9 @@ pub(crate) fn assert_same(what: &str, left: &str, right: &str) {
         let only: Vec<&str> = a.iter().filter(|line| !b.contains(line)).copied().collect();
         only.join("\n  ")
     };
-    panic!("{what}\nonly left:\n  {}\nonly right:\n  {}\nleft:\n{left}", only(&l, &r), only(&r, &l));
+    panic!(
+        "{what}\nonly left:\n  {}\nonly right:\n  {}\nleft:\n{left}",
+        only(&l, &r),
+        only(&r, &l)
+    );
 }

@@ -88,20 +88,21 @@ impl<'n> Conflist<'n> {
     }
 
     /// CHECK of all plugins, also of those behind one that fails.
-    pub(crate) fn failures_of_check(&self, at: &Attached, result: &Value) -> impl Iterator<Item = Failed> {
-        self.types()
-            .into_iter()
-            .enumerate()
-            .filter_map(move |(nth, plugin)| succeeded(plugin, &self.call("CHECK", at, nth, Some(result)).run()).err())
+    pub(crate) fn failures_of_check(
+        &self,
+        at: &Attached,
+        result: &Value,
+    ) -> impl Iterator<Item = Failed> {
+        self.types().into_iter().enumerate().filter_map(move |(nth, plugin)| {
+            succeeded(plugin, &self.call("CHECK", at, nth, Some(result)).run()).err()
+        })
     }
 
     /// DEL of all plugins, the last first.
     pub(crate) fn del(&self, at: &Attached, result: Option<&Value>) -> Result<(), Failed> {
-        self.types()
-            .into_iter()
-            .enumerate()
-            .rev()
-            .try_for_each(|(nth, plugin)| succeeded(plugin, &self.call("DEL", at, nth, result).run()).map(drop))
+        self.types().into_iter().enumerate().rev().try_for_each(|(nth, plugin)| {
+            succeeded(plugin, &self.call("DEL", at, nth, result).run()).map(drop)
+        })
     }
 
     /// GC of all plugins with these valid attachments. A runtime has called DEL for the others before.

@@ -20,7 +20,9 @@ use std::collections::HashMap;
 use serde_json::{Value, json};
 
 use crate::support::net::{merged, wire};
-use crate::support::node::{Call, Container, Node, Outcome, Snapshot, assert_unchanged, set_sysctl};
+use crate::support::node::{
+    Call, Container, Node, Outcome, Snapshot, assert_unchanged, set_sysctl,
+};
 use crate::support::strace::{self, Hits, Syscall};
 
 /// A plausible error of a system call.
@@ -41,8 +43,19 @@ pub(crate) fn errno(call: &Syscall) -> &'static str {
 }
 
 /// System calls with externally visible effects ([`Syscall::verb`]).
-const EFFECTS: [&str; 11] =
-    ["send", "write", "link", "rename", "unlink", "symlink", "utimensat", "mkdir", "open", "fork", "ioctl"];
+const EFFECTS: [&str; 11] = [
+    "send",
+    "write",
+    "link",
+    "rename",
+    "unlink",
+    "symlink",
+    "utimensat",
+    "mkdir",
+    "open",
+    "fork",
+    "ioctl",
+];
 
 /// A node with an attached container (the neighbour) and the container under test.
 pub(crate) struct Scene {
@@ -63,7 +76,11 @@ impl Scene {
     }
 
     /// `prepare` returns the configuration keys; `neighbours` overrides them for the neighbour.
-    pub(crate) fn prepared(plugin: &'static str, prepare: impl Fn(&Node) -> Value, neighbours: &Value) -> Scene {
+    pub(crate) fn prepared(
+        plugin: &'static str,
+        prepare: impl Fn(&Node) -> Value,
+        neighbours: &Value,
+    ) -> Scene {
         let node = Node::new();
         // Link-local addresses appear asynchronously and would make snapshots differ.
         set_sysctl("net/ipv6/conf/default/addr_gen_mode", "1");
@@ -93,7 +110,11 @@ impl Scene {
         }
     }
 
-    pub(crate) fn that_does(self, add: &'static [&'static str], del: &'static [&'static str]) -> Scene {
+    pub(crate) fn that_does(
+        self,
+        add: &'static [&'static str],
+        del: &'static [&'static str],
+    ) -> Scene {
         Scene { add, del, ..self }
     }
 
@@ -181,8 +202,8 @@ pub(crate) fn quick() -> Container {
 }
 
 pub(crate) fn assert_well_formed_failure(outcome: &Outcome, why: &str) {
-    let error: Value =
-        serde_json::from_str(&outcome.stdout).unwrap_or_else(|e| panic!("{why}: no error object: {e}: {outcome:?}"));
+    let error: Value = serde_json::from_str(&outcome.stdout)
+        .unwrap_or_else(|e| panic!("{why}: no error object: {e}: {outcome:?}"));
     assert!(error["code"].as_u64().is_some_and(|code| code > 0), "{why}: {outcome:?}");
     assert!(error["msg"].as_str().is_some_and(|msg| !msg.is_empty()), "{why}: {outcome:?}");
 }

@@ -4,7 +4,9 @@
 
 use serde_json::{Value, json};
 
-use crate::support::net::{FIRST, GATEWAYS, Net, SECOND, is_veth, no_veth_remains, normal, settles};
+use crate::support::net::{
+    FIRST, GATEWAYS, Net, SECOND, is_veth, no_veth_remains, normal, settles,
+};
 use crate::support::node::{Container, MILESTONES, Node, VERSIONS};
 use crate::support::traffic::{Place, tcp, udp};
 
@@ -150,7 +152,8 @@ impl Subject {
             if is_pair && net.version >= "0.4.0" {
                 let prev = net.add(&container);
                 let names = prev["interfaces"].as_array().unwrap().iter();
-                let end = names.filter_map(|entry| entry["name"].as_str()).find(|name| is_veth(name));
+                let end =
+                    names.filter_map(|entry| entry["name"].as_str()).find(|name| is_veth(name));
                 net.node.sh(&format!("ip link set {} alias ''", end.unwrap()));
                 net.call("DEL", "c1").ok();
                 assert!(container.try_sh("ip link show eth0"), "nothing tells where it is");

@@ -19,7 +19,12 @@ pub(crate) struct Net<'n> {
 
 impl<'n> Net<'n> {
     /// The network `net` of `plugin`, with `keys` merged over the common ones.
-    pub(crate) fn new(node: &'n Node, plugin: &'static str, version: &'static str, keys: &Value) -> Net<'n> {
+    pub(crate) fn new(
+        node: &'n Node,
+        plugin: &'static str,
+        version: &'static str,
+        keys: &Value,
+    ) -> Net<'n> {
         let common = json!({"cniVersion": version, "name": "net", "type": plugin});
         Net { node, plugin, version, conf: merged(&common, keys) }
     }
@@ -155,7 +160,9 @@ pub(crate) fn settles(before: &Snapshot, now: impl Fn() -> Snapshot) {
 pub(crate) fn no_veth_remains(node: &Node) {
     // While the veth module is not loaded, `ip` prints empty objects for other links.
     let left = |link: &Value| link["ifname"].as_str().is_some_and(is_veth);
-    eventually("a veth was left on the host", || !node.ip("link show type veth").as_array().unwrap().iter().any(left));
+    eventually("a veth was left on the host", || {
+        !node.ip("link show type veth").as_array().unwrap().iter().any(left)
+    });
 }
 
 /// An external network and the link to it: `wire0`, a master for other links, and its peer `wire1`

@@ -4,7 +4,9 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket,
+};
 
 /// Flags of requests: `NLM_F_REQUEST` with `NLM_F_DUMP` or `NLM_F_ACK`; types of the messages that end an answer.
 const DUMP: u16 = 0x301;
@@ -136,8 +138,14 @@ pub(crate) const RULES: ObjectKind = ObjectKind {
     ],
 };
 
-const QDISCS: ObjectKind =
-    ObjectKind { name: "qdisc", get: 38, header: 20, families: &[0], noise: &[], attributes: &[(1, "kind", Text)] };
+const QDISCS: ObjectKind = ObjectKind {
+    name: "qdisc",
+    get: 38,
+    header: 20,
+    families: &[0],
+    noise: &[],
+    attributes: &[(1, "kind", Text)],
+};
 
 /// The objects of a kind, one a line, without link-local addresses and the kernel's routes to local addresses, which
 /// it adds and removes asynchronously.
@@ -168,9 +176,11 @@ fn line(kind: &ObjectKind, mut object: Vec<u8>) -> Option<String> {
     let is_cached = kind.get == ROUTES.get && header[9] & 0x02 != 0;
     let mut text = format!("{} {header:?}", kind.name);
     while let [a, b, c, d, ..] = rest {
-        let (length, number) = (usize::from(u16::from_ne_bytes([*a, *b])), u16::from_ne_bytes([*c, *d]) & 0x3fff);
+        let (length, number) =
+            (usize::from(u16::from_ne_bytes([*a, *b])), u16::from_ne_bytes([*c, *d]) & 0x3fff);
         let value = &rest[4..length];
-        if let Some((_, name, how)) = kind.attributes.iter().find(|attribute| attribute.0 == number) {
+        if let Some((_, name, how)) = kind.attributes.iter().find(|attribute| attribute.0 == number)
+        {
             text.extend([" ", name, " ", &print(value, *how)]);
         }
         rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
@@ -231,7 +241,8 @@ fn answer(socket: &impl AsRawFd) -> Option<Vec<Vec<u8>>> {
         let length = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()).unwrap();
         let mut rest = &buffer[..length];
         while rest.len() >= 16 {
-            let length = usize::try_from(u32::from_ne_bytes(rest[..4].try_into().unwrap())).unwrap();
+            let length =
+                usize::try_from(u32::from_ne_bytes(rest[..4].try_into().unwrap())).unwrap();
             let half = |at: usize| u16::from_ne_bytes([rest[at], rest[at + 1]]);
             is_whole &= half(6) & INTERRUPTED == 0;
             match half(4) {

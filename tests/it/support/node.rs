@@ -28,7 +28,8 @@ pub(crate) use cnibox_tests::cnibox as executable;
 pub(crate) use crate::support::snapshot::{Snapshot, assert_unchanged};
 
 /// Every version of the specification.
-pub(crate) const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+pub(crate) const VERSIONS: [&str; 7] =
+    ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 /// A version of each kind: without interfaces in results; with CHECK and a `prevResult` for DEL; with
 /// GC and STATUS. Tests of what a version changes only in the text of results use these.
@@ -59,7 +60,8 @@ impl Node {
         for (dir, mode) in [("/run/cni", 755), ("/var/lib/cni", 755), ("/run/cnibox", 700)] {
             fs::create_dir_all(dir).unwrap();
             let mode = format!("mode={mode}");
-            mount(Some("tmpfs"), dir, Some("tmpfs"), MsFlags::empty(), Some(mode.as_str())).unwrap();
+            mount(Some("tmpfs"), dir, Some("tmpfs"), MsFlags::empty(), Some(mode.as_str()))
+                .unwrap();
         }
         crate::support::netlink::set_lo_up();
         node
@@ -227,7 +229,14 @@ pub(crate) struct Call {
 
 impl Call {
     fn to(program: PathBuf, env: BTreeMap<String, String>) -> Call {
-        Call { program, args: Vec::new(), env, stdin: Vec::new(), wrapper: Vec::new(), is_apart: false }
+        Call {
+            program,
+            args: Vec::new(),
+            env,
+            stdin: Vec::new(),
+            wrapper: Vec::new(),
+            is_apart: false,
+        }
     }
 
     /// The configuration on standard input.
@@ -344,7 +353,10 @@ impl Call {
                 self.command().spawn()
             };
             match started {
-                Err(busy) if busy.kind() == ErrorKind::ExecutableFileBusy && Instant::now() < deadline => {
+                Err(busy)
+                    if busy.kind() == ErrorKind::ExecutableFileBusy
+                        && Instant::now() < deadline =>
+                {
                     thread::sleep(Duration::from_millis(5));
                 }
                 started => return started,
@@ -409,7 +421,8 @@ impl Call {
     pub(crate) fn error(&self) -> Refusal {
         let outcome = self.run();
         assert_eq!(outcome.status, Some(1), "{outcome:?}");
-        let error: Value = serde_json::from_str(&outcome.stdout).unwrap_or_else(|e| panic!("{e}: {outcome:?}"));
+        let error: Value =
+            serde_json::from_str(&outcome.stdout).unwrap_or_else(|e| panic!("{e}: {outcome:?}"));
         let text = |key: &str| error[key].as_str().unwrap_or_default().to_owned();
         Refusal {
             code: error["code"].as_u64().unwrap_or_else(|| panic!("no code: {outcome:?}")),
@@ -532,7 +545,8 @@ impl Running {
         thread::sleep(Duration::from_secs(1));
         let tasks = fs::read_dir(format!("/proc/{}/task", self.0.id())).unwrap();
         let states = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("stat")));
-        self.ticks() == before && states.into_iter().all(|stat| stat.is_ok_and(|stat| stat.contains(") S ")))
+        self.ticks() == before
+            && states.into_iter().all(|stat| stat.is_ok_and(|stat| stat.contains(") S ")))
     }
 
     /// The processor time so far, in clock ticks.

@@ -13,7 +13,11 @@ pub(crate) fn at_once<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -
 }
 
 /// As [`at_once`], in another number of threads.
-pub(crate) fn at_once_in<T: Send>(workers: usize, count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+pub(crate) fn at_once_in<T: Send>(
+    workers: usize,
+    count: usize,
+    work: impl Fn(usize) -> T + Sync,
+) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let worker = || -> Vec<(usize, T)> {
         let mut done = Vec::new();

@@ -138,12 +138,16 @@ fn call_number(of: Pid) -> i64 {
 
 /// Whether a process waits for the lock of an attachment of this node, or for that on the leases in `store`.
 pub(crate) fn waits_for_lock(store: &Path) -> bool {
-    let locks = fs::read_dir("/run/cni/cnibox").into_iter().flatten().flatten().map(|entry| entry.path());
+    let locks =
+        fs::read_dir("/run/cni/cnibox").into_iter().flatten().flatten().map(|entry| entry.path());
     let locks = locks.chain([store.join("lock")]).filter_map(|path| path.symlink_metadata().ok());
-    let named: Vec<String> =
-        locks.map(|meta| format!("{:02x}:{:02x}:{}", major(meta.dev()), minor(meta.dev()), meta.ino())).collect();
+    let named: Vec<String> = locks
+        .map(|meta| format!("{:02x}:{:02x}:{}", major(meta.dev()), minor(meta.dev()), meta.ino()))
+        .collect();
     let all = fs::read_to_string("/proc/locks").unwrap();
-    all.lines().any(|line| line.contains("->") && line.split(' ').any(|word| named.iter().any(|name| name == word)))
+    all.lines().any(|line| {
+        line.contains("->") && line.split(' ').any(|word| named.iter().any(|name| name == word))
+    })
 }
 
 /// The calls that change something, and exist on every architecture.
@@ -156,7 +160,8 @@ const OLD_CHANGES: [i64; 0] = [];
 /// The calls at which a pause may matter most: locks, with what is opened before and looked at after, deletions, and
 /// messages to the kernel.
 pub(crate) fn critical(calls: &[i64]) -> Vec<usize> {
-    let is_near_lock = |at: usize| calls[at.saturating_sub(3)..calls.len().min(at + 4)].contains(&libc::SYS_flock);
+    let is_near_lock =
+        |at: usize| calls[at.saturating_sub(3)..calls.len().min(at + 4)].contains(&libc::SYS_flock);
     let changes = |at: usize| CHANGES.contains(&calls[at]) || OLD_CHANGES.contains(&calls[at]);
     (0..calls.len()).filter(|at| is_near_lock(*at) || changes(*at)).collect()
 }

@@ -21,8 +21,13 @@ impl Snapshot {
             let name = path.rsplit('/').next().unwrap_or_default();
             !path.contains("/.cnibox/") && name != "lock" && !name.starts_with("last_reserved_ip.")
         };
-        let is_record = |path: &str| !path.contains("/netns-") && !path.ends_with("/bridge-vlan.lock");
-        let rules = if netlink::has_tables() { output("nft -s list ruleset").unwrap() } else { String::new() };
+        let is_record =
+            |path: &str| !path.contains("/netns-") && !path.ends_with("/bridge-vlan.lock");
+        let rules = if netlink::has_tables() {
+            output("nft -s list ruleset").unwrap()
+        } else {
+            String::new()
+        };
         let topics = [
             ("links", netlink::dump(&netlink::LINKS)),
             ("addresses", netlink::dump(&netlink::ADDRESSES)),
@@ -76,7 +81,11 @@ fn output(command: &str) -> Result<String, String> {
     let mut words = command.split(' ');
     let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    if output.status.success() { Ok(text(output.stdout)) } else { Err(format!("{command}: {}", text(output.stderr))) }
+    if output.status.success() {
+        Ok(text(output.stdout))
+    } else {
+        Err(format!("{command}: {}", text(output.stderr)))
+    }
 }
 
 /// The files below a directory for which the function is true, one a line; links and sockets are files.

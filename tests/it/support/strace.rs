@@ -156,7 +156,8 @@ fn wakes(syscall: &Syscall) -> bool {
 pub(crate) fn file_changes(calls: &[Syscall]) -> Vec<Syscall> {
     let changes = |c: &&Syscall| match c.verb() {
         "open" => c.text.contains("O_CREAT"),
-        verb => ["rename", "link", "unlink", "symlink", "mkdir", "rmdir", "fsync", "fchmod"].contains(&verb),
+        verb => ["rename", "link", "unlink", "symlink", "mkdir", "rmdir", "fsync", "fchmod"]
+            .contains(&verb),
     };
     calls.iter().filter(|c| c.thread == 0).filter(changes).cloned().collect()
 }
@@ -211,7 +212,8 @@ impl Hits {
 }
 
 /// The objects of rtnetlink and of `nf_tables` in the order of their message types.
-const RTM_OBJECTS: [&str; 8] = ["LINK", "ADDR", "ROUTE", "NEIGH", "RULE", "QDISC", "TCLASS", "TFILTER"];
+const RTM_OBJECTS: [&str; 8] =
+    ["LINK", "ADDR", "ROUTE", "NEIGH", "RULE", "QDISC", "TCLASS", "TFILTER"];
 const NFT_OBJECTS: [&str; 5] = ["TABLE", "CHAIN", "RULE", "SET", "SETELEM"];
 
 /// The name of a netlink message type as strace prints it: as a number if it does not know the type, or if the socket is
@@ -223,7 +225,11 @@ fn message_name(word: &str) -> Option<String> {
         return is_request.then(|| kind.replace("DESTROY", "DEL"));
     };
     let number = usize::from_str_radix(number, 16).ok()?;
-    let nft = if subsystem == "NFNL_SUBSYS_NFTABLES<<8" { Some(number) } else { number.checked_sub(0xa00) };
+    let nft = if subsystem == "NFNL_SUBSYS_NFTABLES<<8" {
+        Some(number)
+    } else {
+        number.checked_sub(0xa00)
+    };
     let (family, verb, objects, object): (_, _, &[&str], _) = match nft {
         Some(nft @ 0..15) => ("NFT_MSG", ["NEW", "GET", "DEL"][nft % 3], &NFT_OBJECTS, nft / 3),
         Some(nft @ 26..31) => ("NFT_MSG", "DEL", &NFT_OBJECTS, nft - 26),
@@ -263,7 +269,10 @@ impl Syscall {
             name => ["at2", "at"]
                 .iter()
                 .find_map(|suffix| name.strip_suffix(suffix))
-                .filter(|verb| ["open", "rename", "link", "unlink", "symlink", "mkdir", "fchmod"].contains(verb))
+                .filter(|verb| {
+                    ["open", "rename", "link", "unlink", "symlink", "mkdir", "fchmod"]
+                        .contains(verb)
+                })
                 .unwrap_or(name),
         }
     }
@@ -271,7 +280,8 @@ impl Syscall {
     /// The types of its netlink messages, and those of the requests that they answer.
     pub(crate) fn messages(&self) -> Vec<String> {
         let types = self.text.split("nlmsg_type=").skip(1);
-        let words: Vec<&str> = types.filter_map(|rest| rest.split([',', ' ', '}']).next()).collect();
+        let words: Vec<&str> =
+            types.filter_map(|rest| rest.split([',', ' ', '}']).next()).collect();
         // The number of NFNL_MSG_BATCH_BEGIN is that of RTM_NEWLINK.
         let is_of_nftables = words.iter().any(|word| word.starts_with("0xa") && word.len() == 5);
         let words = words.iter().filter(|word| !(is_of_nftables && word.len() == 4));
@@ -288,11 +298,22 @@ impl Syscall {
     pub(crate) fn run(&self, node: &Node, call: &Call, action: &str) -> (Outcome, bool) {
         // Child processes are killed together with the plugin.
         let is_kill = action == "signal=KILL";
-        self.run_under(node, &if is_kill { call.clone().apart() } else { call.clone() }, action, &[])
+        self.run_under(
+            node,
+            &if is_kill { call.clone().apart() } else { call.clone() },
+            action,
+            &[],
+        )
     }
 
     /// As [`Syscall::run`], with strace under another program.
-    pub(crate) fn run_under(&self, node: &Node, call: &Call, action: &str, program: &[&str]) -> (Outcome, bool) {
+    pub(crate) fn run_under(
+        &self,
+        node: &Node,
+        call: &Call,
+        action: &str,
+        program: &[&str],
+    ) -> (Outcome, bool) {
         let file = node.path("strace.inject");
         let name = file.display().to_string();
         let trace = format!("trace={}", self.name);

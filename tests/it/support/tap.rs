@@ -65,14 +65,20 @@ impl Machine {
     /// Opens the device `tap` of a container.
     pub(crate) fn start(container: &Container, tap: &str) -> Machine {
         let inside = Container::new();
-        let ends = [container.run(|| open(tap, SINGLE)).unwrap(), inside.run(|| open("eth0", SINGLE)).unwrap()];
+        let ends = [
+            container.run(|| open(tap, SINGLE)).unwrap(),
+            inside.run(|| open("eth0", SINGLE)).unwrap(),
+        ];
         let stop = Arc::new(AtomicBool::new(false));
         let pumps = [(0, 1), (1, 0)].map(|(from, to)| {
-            let (mut from, mut to) = (ends[from].try_clone().unwrap(), ends[to].try_clone().unwrap());
+            let (mut from, mut to) =
+                (ends[from].try_clone().unwrap(), ends[to].try_clone().unwrap());
             let stop = Arc::clone(&stop);
             std::thread::spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
-                    if let Some(bytes) = frame(&mut from, Instant::now() + Duration::from_millis(50)) {
+                    if let Some(bytes) =
+                        frame(&mut from, Instant::now() + Duration::from_millis(50))
+                    {
                         // Refused while the other end is down, as by a card without a link.
                         drop(to.write_all(&bytes));
                     }

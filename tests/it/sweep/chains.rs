@@ -117,7 +117,8 @@ fn host_device(node: &Node, who: usize) -> Value {
 }
 
 fn bond(node: &Node, who: usize) -> Value {
-    let links: Vec<_> = [2 * who, 2 * who + 1].iter().map(|i| json!({"name": format!("hd{i}")})).collect();
+    let links: Vec<_> =
+        [2 * who, 2 * who + 1].iter().map(|i| json!({"name": format!("hd{i}")})).collect();
     interface(node, "bond", &json!({"mode": "active-backup", "links": links}))
 }
 

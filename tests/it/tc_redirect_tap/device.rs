@@ -26,7 +26,9 @@ fn the_device_is_as_the_arguments_say() {
         let last = pod.call("ADD").env("CNI_ARGS", &args).result();
         let link = shown(&pod, name);
         let info = &link["linkinfo"]["info_data"];
-        for (key, value) in [("type", json!("tap")), ("vnet_hdr", json!(true)), ("persist", json!(true))] {
+        for (key, value) in
+            [("type", json!("tap")), ("vnet_hdr", json!(true)), ("persist", json!(true))]
+        {
             assert_eq!(info[key], value, "{args}: {info}");
         }
         for (key, wanted) in [("user", user), ("group", group)] {
@@ -69,13 +71,24 @@ fn queues_headers_and_mtu_are_as_configured() {
 #[test]
 fn the_second_attachment_gets_the_next_name() {
     let pod = SUBJECT.pod("1.0.0");
-    let more = Net::new(&pod.node, "ptp", "1.0.0", &json!({"ipam": pod.node.host_local(&["10.7.0.0/24"])}));
+    let more = Net::new(
+        &pod.node,
+        "ptp",
+        "1.0.0",
+        &json!({"ipam": pod.node.host_local(&["10.7.0.0/24"])}),
+    );
     let prev = more.on("ADD", &pod.container).ifname("net1").result();
     let first = pod.call("ADD").result();
-    let call = |verb: &str, prev: &Value| pod.call_with(verb, &json!({"prevResult": prev})).ifname("net1");
+    let call =
+        |verb: &str, prev: &Value| pod.call_with(verb, &json!({"prevResult": prev})).ifname("net1");
     let second = call("ADD", &prev).result();
-    let names = |result: &Value| [&result["interfaces"][2], &result["interfaces"][3]].map(|i| i["name"].clone());
-    assert_eq!((names(&first), names(&second)), ([json!("tap0"), json!("tap0")], [json!("tap1"), json!("tap1")]));
+    let names = |result: &Value| {
+        [&result["interfaces"][2], &result["interfaces"][3]].map(|i| i["name"].clone())
+    };
+    assert_eq!(
+        (names(&first), names(&second)),
+        ([json!("tap0"), json!("tap0")], [json!("tap1"), json!("tap1")])
+    );
     call("DEL", &Value::Null).ok();
     check(&pod, &first).ok();
     assert!(!pod.container.try_sh("ip link show tap1"));
@@ -83,8 +96,11 @@ fn the_second_attachment_gets_the_next_name() {
 
 #[test]
 fn a_link_of_another_is_refused_and_stays() {
-    for link in ["ip link add vm0 type veth peer name vm1", "ip tuntap add vm0 mode tap", "ip link add vm0 type bridge"]
-    {
+    for link in [
+        "ip link add vm0 type veth peer name vm1",
+        "ip tuntap add vm0 mode tap",
+        "ip link add vm0 type bridge",
+    ] {
         let pod = SUBJECT.pod("1.1.0");
         pod.container.sh(link);
         let before = pod.state();
@@ -94,7 +110,8 @@ fn a_link_of_another_is_refused_and_stays() {
         // The result of a DEL may name it.
         let mut listed = pod.prev.clone();
         let path = pod.container.path();
-        let entries = [json!({"name": "vm0", "sandbox": path}), json!({"name": "vm0", "sandbox": "c1"})];
+        let entries =
+            [json!({"name": "vm0", "sandbox": path}), json!({"name": "vm0", "sandbox": "c1"})];
         listed["interfaces"].as_array_mut().unwrap().extend(entries);
         pod.call_with("DEL", &json!({"prevResult": listed})).ok();
         pod.assert_as(&before, link);
@@ -133,7 +150,8 @@ fn filters_of_others_stay() {
         pod.container.sh(&format!("tc qdisc add dev eth0 {qdisc}"));
         pod.container.sh(&format!("tc filter add dev eth0 ingress {filter}"));
         // After a filter is added anew, tc names the qdisc.
-        let show = || pod.container.sh("tc filter show dev eth0 ingress").replace("parent ffff: ", "");
+        let show =
+            || pod.container.sh("tc filter show dev eth0 ingress").replace("parent ffff: ", "");
         let before = show();
         let last = pod.call("ADD").result();
         check(&pod, &last).ok();

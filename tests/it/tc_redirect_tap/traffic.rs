@@ -16,7 +16,8 @@ fn boot(container: &Container, result: &Value) -> Machine {
     let machine = Machine::start(container, entry["name"].as_str().unwrap());
     let inside = &machine.inside;
     inside.sh(&format!("ip link set eth0 address {} up", entry["mac"].as_str().unwrap()));
-    for ip in result["ips"].as_array().unwrap().iter().filter(|ip| ip["interface"] == json!(index)) {
+    for ip in result["ips"].as_array().unwrap().iter().filter(|ip| ip["interface"] == json!(index))
+    {
         let (address, gateway) = (ip["address"].as_str().unwrap(), ip["gateway"].as_str().unwrap());
         let (family, more) = if address.contains(':') { ("-6", "nodad") } else { ("-4", "") };
         inside.sh(&format!("ip {family} addr add {address} dev eth0 {more}"));
@@ -30,7 +31,10 @@ fn a_machine_has_the_network_of_the_container() {
     for plugin in ["ptp", "bridge"] {
         for all in [false, true] {
             let subject = crate::support::chained::Subject {
-                behind: (plugin, |node| json!({"isGateway": true, "ipam": crate::support::net::dual_ipam(node)})),
+                behind: (
+                    plugin,
+                    |node| json!({"isGateway": true, "ipam": crate::support::net::dual_ipam(node)}),
+                ),
                 ..SUBJECT
             };
             let pod = subject.pod_with("1.1.0", &json!({"allAddresses": all}));
@@ -89,14 +93,17 @@ fn a_reader_receives_what_the_interface_gets() {
     let last = pod.call("ADD").result();
     let mut tap = pod.container.run(|| open("tap0", SINGLE)).unwrap();
     let mac = last["interfaces"][1]["mac"].as_str().unwrap();
-    let octets: Vec<u8> = mac.split(':').map(|octet| u8::from_str_radix(octet, 16).unwrap()).collect();
+    let octets: Vec<u8> =
+        mac.split(':').map(|octet| u8::from_str_radix(octet, 16).unwrap()).collect();
     let node = last["interfaces"][0]["name"].as_str().unwrap();
     pod.node.sh(&format!("ip neigh replace {} lladdr {mac} dev {node}", FIRST[0]));
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
     let ping = pod.node.sh(&format!("ping -n -c 1 -W 1 -p c0ffee {} || true", FIRST[0]));
     assert!(ping.contains("0 received"), "the container does not answer: {ping}");
     let mut frames = std::iter::from_fn(|| frame(&mut tap, deadline));
-    let is_ping = |bytes: &Vec<u8>| bytes[..6] == octets && bytes.windows(3).any(|three| three == [0xc0, 0xff, 0xee]);
+    let is_ping = |bytes: &Vec<u8>| {
+        bytes[..6] == octets && bytes.windows(3).any(|three| three == [0xc0, 0xff, 0xee])
+    };
     assert!(frames.any(|bytes| is_ping(&bytes)), "the ping did not arrive");
 }
 
@@ -105,23 +112,36 @@ fn lists_with_other_chained_plugins_work_in_either_order() {
     let ports = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]);
     let tap = json!({"type": "tc-redirect-tap", "allAddresses": true});
     let firewall = json!({"type": "firewall", "backend": "nftables"});
-    let portmap = json!({"type": "portmap", "backend": "nftables", "runtimeConfig": {"portMappings": ports}});
-    let tuning = |node: &Node| json!({"type": "tuning", "dataDir": node.state("tuning"), "mtu": 1400});
+    let portmap =
+        json!({"type": "portmap", "backend": "nftables", "runtimeConfig": {"portMappings": ports}});
+    let tuning =
+        |node: &Node| json!({"type": "tuning", "dataDir": node.state("tuning"), "mtu": 1400});
     let rates = json!({"type": "bandwidth", "egressRate": 80_000_000, "egressBurst": 8_000_000});
     let sbr = json!({"type": "sbr"});
     for order in 0..2 {
         let (node, container) = (Node::new(), Container::new());
         let ipam = crate::support::net::dual_ipam(&node);
         let first = json!({"type": "bridge", "isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "nftables", "ipam": ipam});
-        let mut plugins = vec![first, firewall.clone(), portmap.clone(), tuning(&node), rates.clone(), sbr.clone()];
+        let mut plugins = vec![
+            first,
+            firewall.clone(),
+            portmap.clone(),
+            tuning(&node),
+            rates.clone(),
+            sbr.clone(),
+        ];
         plugins.insert(if order == 0 { 1 } else { plugins.len() }, tap.clone());
         if order == 0 {
             // It changes the MTU, which the device takes over from the interface.
             plugins.retain(|conf| conf["type"] != "tuning");
         }
         let call = |verb: &str, conf: &Value, prev: &Value| {
-            let conf = merged(&json!({"cniVersion": "1.1.0", "name": "net", "prevResult": prev}), conf);
-            node.call(conf["type"].as_str().unwrap(), verb).id("c1").netns(&container.path()).conf(&conf)
+            let conf =
+                merged(&json!({"cniVersion": "1.1.0", "name": "net", "prevResult": prev}), conf);
+            node.call(conf["type"].as_str().unwrap(), verb)
+                .id("c1")
+                .netns(&container.path())
+                .conf(&conf)
         };
         let last = plugins.iter().fold(Value::Null, |prev, conf| call("ADD", conf, &prev).result());
         for conf in &plugins {

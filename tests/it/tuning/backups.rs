@@ -57,7 +57,10 @@ fn a_broken_backup_is_replaced_and_removed() {
         fs::write(&path, broken).unwrap();
         let outcome = bare(&pod, &json!({"mtu": 1400})).on("ADD", &pod.container).run();
         assert_eq!(outcome.status, Some(0), "{outcome:?}");
-        assert!(outcome.stderr.contains("replacing a backup that could not be read"), "{outcome:?}");
+        assert!(
+            outcome.stderr.contains("replacing a backup that could not be read"),
+            "{outcome:?}"
+        );
         bare(&pod, &json!({})).del(&pod.container);
         assert_eq!(attribute(&pod, "mtu"), 1500);
         fs::write(&path, broken).unwrap();
@@ -157,7 +160,9 @@ fn gc_removes_temporary_files_of_killed_commands() {
     let temporary = pod.node.state(&format!("tuning/.tmp-{}-{}", hash("net"), hash("eth0:gone")));
     fs::write(&temporary, "{").unwrap();
     let gc = |valid: Value| {
-        net.with(&json!({"prevResult": null, "cni.dev/valid-attachments": valid})).call("GC", "").ok();
+        net.with(&json!({"prevResult": null, "cni.dev/valid-attachments": valid}))
+            .call("GC", "")
+            .ok();
     };
     gc(json!([{"containerID": "gone", "ifname": "eth0"}]));
     assert!(temporary.exists());

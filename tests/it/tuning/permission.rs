@@ -33,9 +33,13 @@ fn only_keys_of_the_allowlist_are_accepted() {
         assert_eq!(outcome.status, Some(0), "{lines} {key}: {outcome:?}");
         pod.container.sh(&format!("sh -c 'echo 64 > /proc/sys/{TTL}'"));
     }
-    for (lines, key) in [("", dotted), (r"^net\.core\.", dotted), ("^net/ipv4/ip_default_ttl$", dotted)] {
+    for (lines, key) in
+        [("", dotted), (r"^net\.core\.", dotted), ("^net/ipv4/ip_default_ttl$", dotted)]
+    {
         let error: Value = serde_json::from_str(&add(key, lines).stdout).unwrap();
-        let msg = format!("Sysctl {key} is not allowed. Only the following sysctls are allowed: [{lines}]");
+        let msg = format!(
+            "Sysctl {key} is not allowed. Only the following sysctls are allowed: [{lines}]"
+        );
         assert_eq!((&error["msg"], &error["code"]), (&json!(msg), &json!(7)));
         assert_eq!(pod.container.sysctl(TTL), "64");
     }
@@ -57,7 +61,8 @@ fn only_keys_of_the_allowlist_are_accepted() {
 #[test]
 fn the_safe_profile_refuses_other_keys_by_name() {
     let pod = SUBJECT.pod("1.1.0");
-    let net = |sysctl: Value| bare(&pod, &json!({"profile": "safe", "sysctl": sysctl, "mtu": 1400}));
+    let net =
+        |sysctl: Value| bare(&pod, &json!({"profile": "safe", "sysctl": sysctl, "mtu": 1400}));
     let safe = json!({"net.ipv4.conf.IFNAME.arp_notify": "1", "net.ipv4.tcp_syncookies": "1",
         "net.ipv4.ping_group_range": "0 1"});
     let result = net(safe.clone()).add(&pod.container);

@@ -63,7 +63,13 @@ impl Network {
                 Extra::Bandwidth,
                 Extra::Tuning,
             ],
-            Kind::Ptp => &[Extra::Masquerade, Extra::Portmap, Extra::Firewall, Extra::Bandwidth, Extra::Tuning],
+            Kind::Ptp => &[
+                Extra::Masquerade,
+                Extra::Portmap,
+                Extra::Firewall,
+                Extra::Bandwidth,
+                Extra::Tuning,
+            ],
             Kind::Macvlan(_) => &[Extra::Tuning],
         };
         // Each plugin of the reference takes time: three of them on average.
@@ -86,8 +92,17 @@ impl Plan {
         // What nftables accepts may still be dropped by the policy.
         let drops = rules == Rules::Iptables && random.one_in(4);
         let mut plan = Plan { rules, drops, networks, steps: Vec::new() };
-        let (attached, ended, undeleted, foreign) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let mut model = Model { plan: &mut plan, random, attached, ended, undeleted, foreign, is_flushed: false };
+        let (attached, ended, undeleted, foreign) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut model = Model {
+            plan: &mut plan,
+            random,
+            attached,
+            ended,
+            undeleted,
+            foreign,
+            is_flushed: false,
+        };
         for _ in 0..length {
             model.step();
         }
@@ -106,7 +121,8 @@ impl Plan {
         };
         if one != other {
             // A bridge has the gateway of the first network only.
-            return subnet(one) != subnet(other) && self.networks[one].kind != self.networks[other].kind;
+            return subnet(one) != subnet(other)
+                && self.networks[one].kind != self.networks[other].kind;
         }
         let is_routed = self.steps.iter().any(|step| matches!(step.op, Op::NodeRoute(_)));
         let sharing = (0..self.networks.len()).filter(|net| subnet(*net) == subnet(one));
@@ -199,7 +215,10 @@ impl Model<'_> {
     }
 
     fn add(&mut self) -> Op {
-        let place = Place { pod: self.random.any(&PODS), ifname: self.random.any(&["eth0", "eth0", "eth1"]) };
+        let place = Place {
+            pod: self.random.any(&PODS),
+            ifname: self.random.any(&["eth0", "eth0", "eth1"]),
+        };
         if self.attached.iter().any(|(taken, _)| *taken == place) {
             return self.again_at(place);
         }
@@ -222,7 +241,8 @@ impl Model<'_> {
         let mut ports = Vec::new();
         if network.has(Extra::Portmap) && self.random.one_in(2) {
             let used = |port| {
-                let is_used = |op: &Op| matches!(op, Op::Add { ports, .. } if ports.contains(&port));
+                let is_used =
+                    |op: &Op| matches!(op, Op::Add { ports, .. } if ports.contains(&port));
                 self.plan.steps.iter().flat_map(|step| step.op.parts()).any(is_used)
             };
             let free: Vec<u16> = PORTS.into_iter().filter(|port| !used(*port)).collect();
@@ -279,7 +299,11 @@ impl Model<'_> {
 
     fn renamed(&mut self) -> Op {
         let (place, net) = self.some();
-        if self.plan.networks[net].has(Extra::Tuning) { Op::RenamedTuning(place) } else { self.del() }
+        if self.plan.networks[net].has(Extra::Tuning) {
+            Op::RenamedTuning(place)
+        } else {
+            self.del()
+        }
     }
 
     fn late_del(&mut self) -> Op {
@@ -298,7 +322,8 @@ impl Model<'_> {
     fn again_at(&mut self, place: Place) -> Op {
         let is_replaced = |(other, net): &(Place, usize)| {
             let network = &self.plan.networks[*net];
-            *other == place && (network.has(Extra::SpoofCheck) || matches!(network.ipam, Ipam::Static(..)))
+            *other == place
+                && (network.has(Extra::SpoofCheck) || matches!(network.ipam, Ipam::Static(..)))
         };
         let moves = !self.attached.iter().any(is_replaced);
         Op::Again { place, moved: moves && self.random.one_in(2) }
@@ -318,7 +343,11 @@ impl Model<'_> {
     fn repair(&mut self) -> Op {
         let damage = self.damage();
         let is_cut = self.plan.steps.iter().any(|step| matches!(step.op, Op::CutBridge(_)));
-        if self.foreign.is_empty() && !is_cut { Op::Repair(damage) } else { Op::Check(self.some().0) }
+        if self.foreign.is_empty() && !is_cut {
+            Op::Repair(damage)
+        } else {
+            Op::Check(self.some().0)
+        }
     }
 
     fn collect_dead(&mut self) -> Op {

@@ -71,8 +71,12 @@ impl Case<'_> {
     /// Whether this ADD takes a host port that another attachment has.
     fn takes_a_port(&self) -> bool {
         let (alive, stale) = self.plan.attached(self.number);
-        let is_taken = |port: &u16| alive.iter().chain(&stale).any(|other| other.ports.contains(port));
-        self.op().parts().iter().any(|op| matches!(op, Op::Add { ports, .. } if ports.iter().any(is_taken)))
+        let is_taken =
+            |port: &u16| alive.iter().chain(&stale).any(|other| other.ports.contains(port));
+        self.op()
+            .parts()
+            .iter()
+            .any(|op| matches!(op, Op::Add { ports, .. } if ports.iter().any(is_taken)))
     }
 
     /// Whether this ADD is that of a container that has ended without DEL.
@@ -87,7 +91,9 @@ impl Case<'_> {
         let Difference { reference, cnibox } = &self.difference;
         let arrival = |line: &String| line.split_once(" sees ").map(|(way, _)| way.to_owned());
         let ways = |lines: &Vec<String>| lines.iter().map(arrival).collect::<Option<Vec<_>>>();
-        let of_container = |line: &str| !line.starts_with("traffic host ") && !line.starts_with("traffic outside ");
+        let of_container = |line: &str| {
+            !line.starts_with("traffic host ") && !line.starts_with("traffic outside ")
+        };
         self.all(|line| Case::is_mapped(line) && of_container(line))
             && ways(reference).is_some_and(|theirs| Some(theirs) == ways(cnibox))
     }
@@ -96,9 +102,11 @@ impl Case<'_> {
     fn keeps_its_ports(&self) -> bool {
         let Op::Del(place) = self.op() else { return false };
         let (alive, _) = self.plan.attached(self.number);
-        let others = alive.iter().filter(|other| other.place.pod == place.pod && other.place != *place);
+        let others =
+            alive.iter().filter(|other| other.place.pod == place.pod && other.place != *place);
         let ports: Vec<u16> = others.flat_map(|other| other.ports.to_vec()).collect();
-        let is_kept = |line: &str| ports.iter().any(|port| line.contains(&format!("-> {HOST}:{port}: ")));
+        let is_kept =
+            |line: &str| ports.iter().any(|port| line.contains(&format!("-> {HOST}:{port}: ")));
         self.difference.cnibox.is_empty() && self.all(is_kept)
     }
 
@@ -126,12 +134,22 @@ impl Case<'_> {
     /// Whether a line names the container or an address of this attachment.
     fn is_about(&self, place: Place, line: &str) -> bool {
         let pod = place.pod;
-        let seen = self.difference.cnibox.iter().filter_map(|line| line.strip_prefix(&format!("{pod}: address ")));
-        let own: Vec<String> = seen.filter_map(|line| line.split('/').next()).map(str::to_owned).collect();
+        let seen = self
+            .difference
+            .cnibox
+            .iter()
+            .filter_map(|line| line.strip_prefix(&format!("{pod}: address ")));
+        let own: Vec<String> =
+            seen.filter_map(|line| line.split('/').next()).map(str::to_owned).collect();
         let others = self.answers.1.assigned.iter().filter(|(.., addr)| own.contains(addr));
         let mut sharing = others.map(|(other, ..)| format!("traffic {} ", other.pod));
         let mut names = own.iter().cloned().chain([place.to_string()]);
-        let marks = [format!("{pod}: "), format!("traffic {pod} "), format!("twin-{pod}"), format!(": {pod} sees")];
+        let marks = [
+            format!("{pod}: "),
+            format!("traffic {pod} "),
+            format!("twin-{pod}"),
+            format!(": {pod} sees"),
+        ];
         names.any(|name| line.contains(&name))
             || marks.iter().any(|mark| line.contains(mark))
             || sharing.any(|mark| line.starts_with(&mark))
@@ -144,17 +162,25 @@ impl Case<'_> {
         let is_reclaimed = |dead: &Attachment<'_>| {
             self.op().parts().iter().any(|op| match op {
                 Op::Add { place, net, ports, .. } => {
-                    let is_pool = matches!(self.plan.networks[*net].ipam, Ipam::UpTo(..) | Ipam::Static(..));
+                    let is_pool =
+                        matches!(self.plan.networks[*net].ipam, Ipam::UpTo(..) | Ipam::Static(..));
                     let is_port = |port: &u16| {
-                        let of_container = stale.iter().filter(|other| other.place.pod == dead.place.pod);
+                        let of_container =
+                            stale.iter().filter(|other| other.place.pod == dead.place.pod);
                         of_container.flat_map(|other| other.ports).any(|taken| taken == port)
                     };
                     let own = self.addresses(*place);
-                    let has_address = self.addresses(dead.place).iter().any(|addr| own.contains(addr));
-                    dead.place == *place || has_address || is_pool && dead.net == *net || ports.iter().any(is_port)
+                    let has_address =
+                        self.addresses(dead.place).iter().any(|addr| own.contains(addr));
+                    dead.place == *place
+                        || has_address
+                        || is_pool && dead.net == *net
+                        || ports.iter().any(is_port)
                 }
                 // What is refused has looked for an address.
-                Op::Again { place, .. } => alive.iter().any(|one| one.place == *place && one.net == dead.net),
+                Op::Again { place, .. } => {
+                    alive.iter().any(|one| one.place == *place && one.net == dead.net)
+                }
                 _ => false,
             })
         };
@@ -168,7 +194,8 @@ impl Case<'_> {
         let reclaimed = self.reclaimed();
         let is_port = |line: &str| {
             let mut ports = reclaimed.iter().flat_map(|dead| dead.ports);
-            line.starts_with("traffic ") && ports.any(|port| line.contains(&format!("-> {HOST}:{port}: ")))
+            line.starts_with("traffic ")
+                && ports.any(|port| line.contains(&format!("-> {HOST}:{port}: ")))
         };
         let is_lease = |line: &str| {
             let is_of = |Attachment { place, .. }: &Attachment<'_>| {
@@ -178,7 +205,9 @@ impl Case<'_> {
         };
         let is_rule = |line: &str| {
             let mut ports = reclaimed.iter().flat_map(|dead| dead.ports);
-            let names = |port: &u16| line.contains(&format!("udp {port} ")) || line.contains(&format!("dport {port} "));
+            let names = |port: &u16| {
+                line.contains(&format!("udp {port} ")) || line.contains(&format!("dport {port} "))
+            };
             line.starts_with("rule: ") && ports.any(names)
         };
         let remains = |line: &String| is_port(line) || is_lease(line) || is_rule(line);
@@ -195,15 +224,24 @@ impl Case<'_> {
     /// Whether a container that is not to be masqueraded is masqueraded on the node of the reference only, by the rule
     /// of the former owner of its address, which ended without DEL.
     fn is_of_former_owner(&self, line: &str) -> bool {
-        let Some((pod, _)) = line.strip_prefix("traffic ").and_then(|line| line.split_once(" -> ")) else {
+        let Some((pod, _)) = line.strip_prefix("traffic ").and_then(|line| line.split_once(" -> "))
+        else {
             return false;
         };
         let (alive, stale) = self.plan.attached(self.number + 1);
-        let is_masqueraded = |one: &&Attachment<'_>| self.plan.networks[one.net].has(Extra::Masquerade);
-        let former: Vec<String> =
-            stale.iter().filter(is_masqueraded).flat_map(|dead| self.addresses(dead.place)).collect();
-        let own = alive.iter().filter(|one| one.place.pod == pod).flat_map(|one| self.addresses(one.place));
-        !self.plan.masquerades(pod, self.number) && own.into_iter().any(|addr| former.contains(&addr))
+        let is_masqueraded =
+            |one: &&Attachment<'_>| self.plan.networks[one.net].has(Extra::Masquerade);
+        let former: Vec<String> = stale
+            .iter()
+            .filter(is_masqueraded)
+            .flat_map(|dead| self.addresses(dead.place))
+            .collect();
+        let own = alive
+            .iter()
+            .filter(|one| one.place.pod == pod)
+            .flat_map(|one| self.addresses(one.place));
+        !self.plan.masquerades(pod, self.number)
+            && own.into_iter().any(|addr| former.contains(&addr))
     }
 }
 
@@ -224,7 +262,9 @@ pub(super) const KNOWN: &[Known] = &[
     },
     Known {
         row: "ADD for a container whose own lease is of an earlier boot",
-        explains: |case| case.is_restart() && case.only_reference_fails("duplicate allocation is not allowed"),
+        explains: |case| {
+            case.is_restart() && case.only_reference_fails("duplicate allocation is not allowed")
+        },
         then: Then::Stop,
     },
     Known {
@@ -254,7 +294,9 @@ pub(super) const KNOWN: &[Known] = &[
         row: "MAC address of a new bridge",
         explains: |case| {
             // The first ADD after its end has failed before the bridge had a port.
-            let is_cut = case.plan.steps[..case.number].iter().any(|step| matches!(step.op, Op::CutBridge(_)));
+            let is_cut = case.plan.steps[..case.number]
+                .iter()
+                .any(|step| matches!(step.op, Op::CutBridge(_)));
             is_cut && case.only_reference_fails("could not set bridge's mac")
         },
         then: Then::Stop,
@@ -266,7 +308,9 @@ pub(super) const KNOWN: &[Known] = &[
     },
     Known {
         row: "published ports of a container where the host drops forwarded packets by default (Docker, ufw)",
-        explains: |case| case.plan.drops && case.difference.reference.is_empty() && case.all(Case::is_mapped),
+        explains: |case| {
+            case.plan.drops && case.difference.reference.is_empty() && case.all(Case::is_mapped)
+        },
         then: Then::Continue,
     },
     Known {
@@ -281,10 +325,16 @@ pub(super) const KNOWN: &[Known] = &[
         },
         then: Then::Continue,
     },
-    Known { row: "GC of `bridge` and `ptp`", explains: |case| case.is_gc_of_the_references(), then: Then::Stop },
+    Known {
+        row: "GC of `bridge` and `ptp`",
+        explains: |case| case.is_gc_of_the_references(),
+        then: Then::Stop,
+    },
     Known {
         row: "DEL without namespace, interface and prevResult",
-        explains: |case| case.only_answers_differ() && case.only_reference_fails("CHAIN_DEL failed"),
+        explains: |case| {
+            case.only_answers_differ() && case.only_reference_fails("CHAIN_DEL failed")
+        },
         then: Then::Continue,
     },
 ];

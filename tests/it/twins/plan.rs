@@ -300,7 +300,9 @@ impl Plan {
                     let is_gone = |other: &Attachment<'_>| other.place.pod == *pod;
                     stale.extend(alive.extract_if(.., |other| is_gone(other)));
                 }
-                Op::CutPair(place) => stale.extend(alive.extract_if(.., |other| other.place == *place)),
+                Op::CutPair(place) => {
+                    stale.extend(alive.extract_if(.., |other| other.place == *place));
+                }
                 _ => {}
             }
         }
@@ -309,17 +311,26 @@ impl Plan {
 
     /// Who has which address is by chance where two ADDs at the same time took them from one pool: lines that name the
     /// owners instead.
-    pub(super) fn with_owners(&self, lines: Vec<String>, assigned: &[(Place, usize, String)]) -> Vec<String> {
+    pub(super) fn with_owners(
+        &self,
+        lines: Vec<String>,
+        assigned: &[(Place, usize, String)],
+    ) -> Vec<String> {
         let at_once = self.steps.iter().map(|step| step.op.parts()).filter(|parts| parts.len() > 1);
         let nets = |parts: &[Op]| -> Vec<usize> {
-            parts.iter().filter_map(|op| if let Op::Add { net, .. } = op { Some(*net) } else { None }).collect()
+            parts
+                .iter()
+                .filter_map(|op| if let Op::Add { net, .. } = op { Some(*net) } else { None })
+                .collect()
         };
-        let is_shared = |nets: &Vec<usize>| nets.len() > 1 && nets.iter().all(|net| *net == nets[0]);
+        let is_shared =
+            |nets: &Vec<usize>| nets.len() > 1 && nets.iter().all(|net| *net == nets[0]);
         let shared: Vec<usize> = at_once.map(nets).filter(is_shared).flatten().collect();
         let rename = |line: String| {
             let of_shared = assigned.iter().filter(|(_, net, _)| shared.contains(net));
-            let owned =
-                |line: String, (place, _, addr): &(Place, usize, String)| line.replace(addr, &format!("<{place}>"));
+            let owned = |line: String, (place, _, addr): &(Place, usize, String)| {
+                line.replace(addr, &format!("<{place}>"))
+            };
             of_shared.fold(line, owned)
         };
         lines.into_iter().map(rename).collect()
@@ -341,7 +352,8 @@ impl Plan {
                 places.push(*place);
             }
         }
-        self.steps.extend(places.into_iter().map(|place| Step { op: Op::Del(place), by: By::Cnibox }));
+        self.steps
+            .extend(places.into_iter().map(|place| Step { op: Op::Del(place), by: By::Cnibox }));
         self
     }
 }

@@ -103,7 +103,8 @@ pub(super) fn matrix(
 
 fn wait(echoes: &[&Echo], senders: &[Sender], limit: Duration) {
     let sockets = echoes.iter().map(|echo| &echo.socket).chain(senders.iter().map(|s| &s.socket));
-    let mut fds: Vec<_> = sockets.map(|socket| PollFd::new(socket.as_fd(), PollFlags::POLLIN)).collect();
+    let mut fds: Vec<_> =
+        sockets.map(|socket| PollFd::new(socket.as_fd(), PollFlags::POLLIN)).collect();
     // An interrupted wait is followed by reading, and the next wait.
     poll(&mut fds, PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX)).unwrap_or_default();
 }

@@ -30,7 +30,10 @@ enum Owner {
 impl Rule {
     fn published(pod: &str, net: Option<&str>, [protocol, port, addr, target]: [&str; 4]) -> Rule {
         let owner = Owner::Attachment { pod: pod.to_owned(), net: net.map(str::to_owned) };
-        Rule { text: format!("rule: {protocol} {port} is published for {pod} at {addr}:{target}"), owner }
+        Rule {
+            text: format!("rule: {protocol} {port} is published for {pod} at {addr}:{target}"),
+            owner,
+        }
     }
 
     fn masquerades(addr: &str) -> Rule {
@@ -39,7 +42,10 @@ impl Rule {
     }
 
     fn accepts(addr: &str) -> Rule {
-        Rule { text: format!("rule: {addr} is accepted"), owner: Owner::Address(addr.to_owned(), Extra::Firewall) }
+        Rule {
+            text: format!("rule: {addr} is accepted"),
+            owner: Owner::Address(addr.to_owned(), Extra::Firewall),
+        }
     }
 
     /// Whether this attachment may have it. A chain may have rules of a former address of the container.
@@ -48,7 +54,9 @@ impl Rule {
             Owner::Attachment { pod: owner, net: of } => {
                 let mut mentioned = captures(r"10\.\d\.0\.[1-9]\d*", &self.text).into_iter();
                 let is_its_own = |addr: Captures<'_>| addresses.iter().any(|own| own == &addr[0]);
-                owner == pod && of.as_ref().is_none_or(|of| of == net.name) && mentioned.all(is_its_own)
+                owner == pod
+                    && of.as_ref().is_none_or(|of| of == net.name)
+                    && mentioned.all(is_its_own)
             }
             Owner::Address(addr, extra) => net.has(*extra) && addresses.contains(addr),
             Owner::Nobody => false,
@@ -63,7 +71,8 @@ pub(super) fn rules(node: &Node, rules: Rules) -> Vec<Rule> {
         return words;
     }
     let said = words.iter().filter_map(said_by_iptables);
-    let set: BTreeSet<Rule> = said.chain(said_by_nftables(&node.sh("nft -s list ruleset"))).collect();
+    let set: BTreeSet<Rule> =
+        said.chain(said_by_nftables(&node.sh("nft -s list ruleset"))).collect();
     set.into_iter().collect()
 }
 
@@ -104,7 +113,9 @@ fn words(saved: &str) -> Vec<Rule> {
 /// What a rule of iptables says.
 fn said_by_iptables(rule: &Rule) -> Option<Rule> {
     let first = |pattern: &str| captures(pattern, &rule.text).into_iter().next();
-    if let Some(dnat) = first(r"-p (\w+) -m \w+ --dport (\d+) -j DNAT --to-destination ([0-9.]+):(\d+)") {
+    if let Some(dnat) =
+        first(r"-p (\w+) -m \w+ --dport (\d+) -j DNAT --to-destination ([0-9.]+):(\d+)")
+    {
         let Owner::Attachment { pod, net } = &rule.owner else { return Some(rule.clone()) };
         return Some(Rule::published(pod, net.as_deref(), [1, 2, 3, 4].map(|n| &dnat[n])));
     }
@@ -118,7 +129,8 @@ fn said_by_iptables(rule: &Rule) -> Option<Rule> {
 /// What the rules of nftables say, in the layouts of cnibox and of the reference.
 fn said_by_nftables(ruleset: &str) -> Vec<Rule> {
     let mut rules = Vec::new();
-    let element = r#"(\w+) \. (\d+) comment "[^"]*id: twin-(\w+), [^"]*net: (\w+)" : ([0-9.]+) \. (\d+)"#;
+    let element =
+        r#"(\w+) \. (\d+) comment "[^"]*id: twin-(\w+), [^"]*net: (\w+)" : ([0-9.]+) \. (\d+)"#;
     for said in captures(element, ruleset) {
         rules.push(Rule::published(&said[3], Some(&said[4]), [1, 2, 5, 6].map(|n| &said[n])));
     }

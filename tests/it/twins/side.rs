@@ -60,7 +60,12 @@ pub(super) struct Side {
 }
 
 impl Side {
-    pub(super) fn start(plan: &Plan, plugins: Plugins, reference: PathBuf, mutant: Option<Mutant>) -> Side {
+    pub(super) fn start(
+        plan: &Plan,
+        plugins: Plugins,
+        reference: PathBuf,
+        mutant: Option<Mutant>,
+    ) -> Side {
         let (tasks, inbox) = channel();
         let (outbox, seen) = channel();
         let plan = plan.clone();
@@ -286,7 +291,9 @@ END"
         self.is_healthy &= !is_damage && step.by == By::Cnibox;
         self.is_flushed |= matches!(step.op, Op::Flush(_));
         match &step.op {
-            Op::Add { .. } | Op::Del(_) | Op::AtOnce(_) => return self.calls(step.op.parts(), step.by),
+            Op::Add { .. } | Op::Del(_) | Op::AtOnce(_) => {
+                return self.calls(step.op.parts(), step.by);
+            }
             Op::Check(place) => {
                 if let Some(Known { net, at, result: Some(result), .. }) = self.known.get(place)
                     && self.pods.contains_key(place.pod)
@@ -303,7 +310,8 @@ END"
             }
             Op::TenantMac(place) => {
                 if let Some(pod) = self.pods.get(place.pod) {
-                    pod.container.try_sh(&format!("ip link set {} address 02:00:00:00:00:99", place.ifname));
+                    pod.container
+                        .try_sh(&format!("ip link set {} address 02:00:00:00:00:99", place.ifname));
                 }
             }
             Op::RenamedTuning(place) => self.renamed_tuning(*place)?,
@@ -333,7 +341,10 @@ END"
     fn mutated(&self, net: usize, by: By, verb: &str) -> Conflist<'n> {
         let mut list = self.list(net, by);
         if let Some(mutant) = self.mutant.filter(|mutant| self.is_ours(by) && mutant.verb == verb) {
-            list.conf["plugins"].as_array_mut().unwrap().retain(|plugin| plugin["type"] != mutant.plugin);
+            list.conf["plugins"]
+                .as_array_mut()
+                .unwrap()
+                .retain(|plugin| plugin["type"] != mutant.plugin);
         }
         list
     }
@@ -346,7 +357,8 @@ END"
             if self.plan.networks.iter().any(uses_macvlan) {
                 // Its end on the host tells when the kernel has deleted the namespace.
                 let (count, path) = (self.count, container.path());
-                self.node.sh(&format!("ip link add mark{count} type veth peer name mark netns {path}"));
+                self.node
+                    .sh(&format!("ip link add mark{count} type veth peer name mark netns {path}"));
                 self.owners.insert(format!("mark{count}"), place.pod.to_owned());
             }
             let echo = Echo::of(place.pod, &container);
@@ -391,7 +403,8 @@ END"
             Plugins::Cnibox if calls.len() > 1 => at_once(calls.len(), |n| calls[n].run()),
             _ => calls.iter().map(Prepared::run).collect(),
         };
-        let answers: Vec<_> = calls.into_iter().zip(ended).map(|(call, ended)| self.note(call, ended)).collect();
+        let answers: Vec<_> =
+            calls.into_iter().zip(ended).map(|(call, ended)| self.note(call, ended)).collect();
         Ok(answers.into_iter().collect::<Result<Vec<_>, _>>()?.concat())
     }
 
@@ -442,7 +455,8 @@ END"
 
     /// The runtime does not call DEL after it: the attachment is alive.
     fn add_again(&mut self, place: Place, moved: bool) -> Result<Vec<String>, Failed> {
-        let Some(Known { net, at, result: Some(_), is_dead: false, .. }) = self.known.get(&place) else {
+        let Some(Known { net, at, result: Some(_), is_dead: false, .. }) = self.known.get(&place)
+        else {
             return Ok(Vec::new());
         };
         let list = self.list(*net, By::Cnibox);
@@ -450,11 +464,15 @@ END"
         let netns = elsewhere.as_ref().map_or_else(|| at.netns.clone(), Container::path);
         let at = Attached { netns, ..at.clone() };
         let added = list.add(&at);
-        if let Some(mutant) = self.mutant.filter(|mutant| self.is_ours(By::Cnibox) && mutant.verb == "ROLLBACK")
+        if let Some(mutant) =
+            self.mutant.filter(|mutant| self.is_ours(By::Cnibox) && mutant.verb == "ROLLBACK")
             && added.is_err()
         {
-            let nth = list.types().iter().position(|plugin| *plugin == mutant.plugin).unwrap_or_default();
-            drop(list.call("DEL", &at, nth, None).program(list.directory.join(mutant.plugin)).run());
+            let nth =
+                list.types().iter().position(|plugin| *plugin == mutant.plugin).unwrap_or_default();
+            drop(
+                list.call("DEL", &at, nth, None).program(list.directory.join(mutant.plugin)).run(),
+            );
         }
         if elsewhere.is_some() {
             drop(elsewhere);
@@ -485,7 +503,8 @@ END"
             return Ok(());
         }
         (0..self.plan.networks.len()).try_for_each(|net| {
-            let valid = self.known.values().filter(|known| known.net == net && known.result.is_some());
+            let valid =
+                self.known.values().filter(|known| known.net == net && known.result.is_some());
             let valid: Vec<Attached> = valid.map(|known| known.at.clone()).collect();
             self.mutated(net, By::Cnibox, "GC").gc(&valid)
         })
@@ -504,7 +523,9 @@ END"
         while Instant::now() < deadline {
             let links = if_nameindex().unwrap();
             let mut names = links.iter().map(|link| link.name().to_string_lossy().into_owned());
-            if !names.any(|name| !name.starts_with("bwp") && self.owners.get(&name).is_some_and(is_of)) {
+            if !names
+                .any(|name| !name.starts_with("bwp") && self.owners.get(&name).is_some_and(is_of))
+            {
                 return;
             }
             thread::sleep(Duration::from_millis(2));
@@ -533,7 +554,8 @@ END"
         lines.extend(self.traffic(patience));
         // The next ADD of cnibox deletes the limits of the dead.
         let (_, dead) = self.held();
-        let is_of = |line: &str, (place, ..): &Held<'_>| line.contains(&format!("[limit of {place}]"));
+        let is_of =
+            |line: &str, (place, ..): &Held<'_>| line.contains(&format!("[limit of {place}]"));
         lines.retain(|line| !dead.iter().any(|one| is_of(line, one)));
         let assigned = self.assigned();
         Seen { lines: numbered(self.plan.with_owners(lines, &assigned)), failed: None, assigned }
@@ -543,7 +565,8 @@ END"
     fn held(&self) -> (Vec<Held<'_>>, Vec<Held<'_>>) {
         let replaced = self.replaced.iter().map(|(place, known)| (place, known));
         let all = self.known.iter().chain(replaced).filter(|(_, known)| known.result.is_some());
-        let all = all.map(|(place, known)| (*place, known, addresses(known.result.as_ref().unwrap())));
+        let all =
+            all.map(|(place, known)| (*place, known, addresses(known.result.as_ref().unwrap())));
         let (dead, alive) = all.partition(|(_, known, _)| known.is_dead);
         (alive, dead)
     }
@@ -552,8 +575,9 @@ END"
     fn rules(&self) -> Vec<String> {
         let (alive, dead) = self.held();
         let rules = rules(self.node, self.plan.rules).into_iter().filter(|rule| {
-            let is_of =
-                |(place, known, addresses): &Held<'_>| rule.is_of(place.pod, &self.plan.networks[known.net], addresses);
+            let is_of = |(place, known, addresses): &Held<'_>| {
+                rule.is_of(place.pod, &self.plan.networks[known.net], addresses)
+            };
             alive.iter().any(is_of) || !dead.iter().any(is_of)
         });
         let mut texts: Vec<String> = rules.map(|rule| rule.text).collect();
@@ -585,7 +609,8 @@ END"
     }
 
     fn traffic(&self, patience: Duration) -> Vec<String> {
-        let echoes: Vec<&Echo> = self.echoes.iter().chain(self.pods.values().map(|pod| &pod.echo)).collect();
+        let echoes: Vec<&Echo> =
+            self.echoes.iter().chain(self.pods.values().map(|pod| &pod.echo)).collect();
         let mut senders = vec![Sender::of("host", self.node), Sender::of("outside", &self.outside)];
         senders.extend(self.pods.iter().map(|(name, pod)| Sender::of(name, &pod.container)));
         let mut targets = BTreeSet::new();

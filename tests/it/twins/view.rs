@@ -14,7 +14,11 @@ fn is_foreign(name: &str) -> bool {
 }
 
 /// The lines of a place. `names` says whose a link is.
-pub(super) fn lines(place: &impl Place, title: &str, names: &BTreeMap<String, String>) -> Vec<String> {
+pub(super) fn lines(
+    place: &impl Place,
+    title: &str,
+    names: &BTreeMap<String, String>,
+) -> Vec<String> {
     let name = |name: &str| match names.get(name) {
         Some(owner) if name.starts_with("bwp") => format!("[limit of {owner}]"),
         Some(owner) => format!("[host end of {owner}]"),
@@ -43,14 +47,19 @@ pub(super) fn lines(place: &impl Place, title: &str, names: &BTreeMap<String, St
         }
         let via = route["gateway"].as_str().map_or(String::new(), |via| format!(" via {via}"));
         let metric = route["metric"].as_u64().map_or(String::new(), |n| format!(" metric {n}"));
-        lines.push(format!("{title}: route {}{via} dev {}{metric}", text(&route["dst"]), name(&dev)));
+        lines.push(format!(
+            "{title}: route {}{via} dev {}{metric}",
+            text(&route["dst"]),
+            name(&dev)
+        ));
     }
     lines
 }
 
 fn link_text(link: &Value, name: &str, names: &dyn Fn(&str) -> String) -> String {
     let flags = link["flags"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    let flags: Vec<&str> = flags.filter(|flag| ["UP", "PROMISC", "ALLMULTI"].contains(flag)).collect();
+    let flags: Vec<&str> =
+        flags.filter(|flag| ["UP", "PROMISC", "ALLMULTI"].contains(flag)).collect();
     let kind = link["linkinfo"]["info_kind"].as_str().unwrap_or("?");
     let mac = text(&link["address"]);
     let mac = if mac.starts_with("02:00:00:00:00:") { mac } else { "random".to_owned() };
@@ -69,7 +78,10 @@ fn text(value: &Value) -> String {
 fn listed(place: &impl Place) -> [Value; 2] {
     let output = place.within(|| {
         let mut ip = Command::new("ip");
-        ip.args(["-j", "-d", "-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        ip.args(["-j", "-d", "-batch", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
         let mut child = ip.spawn().unwrap();
         child.stdin.take().unwrap().write_all(b"addr show\nroute show\nneigh flush all\n").unwrap();
         child.wait_with_output().unwrap()

@@ -30,7 +30,10 @@ fn check_reports_changes_in_the_container() {
         ),
         ("ip link set eth0 mtu 1300", "interface \"eth0\" has MTU 1300 instead of 1400"),
         ("ip addr del 10.1.2.2/24 dev eth0", "Failed to match addr 10.1.2.2/24 on interface eth0"),
-        ("ip route del default", "Expected Route 0.0.0.0/0 via 10.1.2.1 not found in routing table"),
+        (
+            "ip route del default",
+            "Expected Route 0.0.0.0/0 via 10.1.2.1 not found in routing table",
+        ),
     ] {
         let (node, container) = (Node::new(), quick());
         let (net, result) = attached(&node, &container);

@@ -68,7 +68,9 @@ fn two_vrfs_may_have_the_same_addresses() {
     }
     for (i, vrf) in ["red", "blue"].iter().enumerate() {
         let other = 1 - i;
-        let reaches = |target: &str, limit: u32| pod.try_sh(&format!("ping -n -q -c 1 -w {limit} -I {vrf} {target}"));
+        let reaches = |target: &str, limit: u32| {
+            pod.try_sh(&format!("ping -n -q -c 1 -w {limit} -I {vrf} {target}"))
+        };
         assert!(reaches("10.0.0.1", 20) && reaches("fd00::1", 20), "{vrf}");
         assert!(reaches(&format!("198.51.100.{i}"), 20), "{vrf}");
         assert!(!reaches(&format!("198.51.100.{other}"), 2), "{vrf} reaches the other's world");
@@ -162,7 +164,8 @@ fn concurrently_created_vrfs_have_different_tables() {
     let name = |i: usize| (format!("n{i}"), format!("vrf{}", i / 2));
     // Two interfaces per VRF; either ADD may create it.
     at_once(COUNT, |i| pod.add(&name(i).0, &name(i).1));
-    let tables: std::collections::BTreeSet<_> = (0..COUNT).map(|i| pod.table(&name(i).1).unwrap()).collect();
+    let tables: std::collections::BTreeSet<_> =
+        (0..COUNT).map(|i| pod.table(&name(i).1).unwrap()).collect();
     assert_eq!(tables.len(), COUNT / 2);
     at_once(COUNT, |i| pod.del(&name(i).0, &name(i).1));
     settles(&before, || pod.container.snapshot(&pod.node));

@@ -28,7 +28,8 @@ fn at_each_step(verb: &str, action: &str) {
     settles(&before, || pod.container.snapshot(&pod.node));
     let effects = ["send", "flock", "fork"];
     let mut hit = Hits::default();
-    for point in strace::points(&calls).into_iter().filter(|point| effects.contains(&point.verb())) {
+    for point in strace::points(&calls).into_iter().filter(|point| effects.contains(&point.verb()))
+    {
         if verb == "DEL" {
             call("ADD").result();
         }
@@ -53,7 +54,11 @@ fn at_each_step(verb: &str, action: &str) {
             pod.container.sh("ip route replace fd00:2::/64 via fd00:1::9");
         }
     }
-    hit.assert_include(if verb == "ADD" { &["flock", "RTM_NEWLINK"] } else { &["flock", "RTM_DELLINK"] });
+    hit.assert_include(if verb == "ADD" {
+        &["flock", "RTM_NEWLINK"]
+    } else {
+        &["flock", "RTM_DELLINK"]
+    });
 }
 
 #[test]

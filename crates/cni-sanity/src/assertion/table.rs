@@ -1,7 +1,9 @@
 //! The assertions by area. `cases/keys.rs` and `cases/values.rs` have those about one key of one plugin, beside the
 //! configuration.
 
-use super::{Assertion, BLIND, CHOICE, ISOLATION, LEAK, LIE, Level, MISREAD, STUCK, TRAFFIC, WORDS};
+use super::{
+    Assertion, BLIND, CHOICE, ISOLATION, LEAK, LIE, Level, MISREAD, STUCK, TRAFFIC, WORDS,
+};
 
 macro_rules! table {
     ($($id:literal $level:ident $clauses:literal $text:literal $why:ident;)*) => {

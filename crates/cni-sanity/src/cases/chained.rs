@@ -78,7 +78,8 @@ fn passed_on(added: &Answer, prev: &Value, result: &Value, check: &mut Check) {
     check.effect("chained.keeps-interfaces", added, is_kept, || detail("interfaces"));
     let (before, after) = (results::addresses(prev), results::addresses(result));
     let is_kept = before.iter().all(|ip| after.contains(ip));
-    check.effect("chained.keeps-addresses", added, is_kept, || format!("prevResult has {before:?}"));
+    check
+        .effect("chained.keeps-addresses", added, is_kept, || format!("prevResult has {before:?}"));
     check.effect("chained.keeps-routes", added, keeps("routes", "dst"), || detail("routes"));
 }
 
@@ -129,7 +130,8 @@ fn handed_on(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
             continue;
         }
         let mut kept = results::list(result, list).map(|entry| &entry[*key]);
-        let all = results::list(&prev, list).all(|entry| kept.next().is_some_and(|kept| is_kept(&entry[*key], kept)));
+        let all = results::list(&prev, list)
+            .all(|entry| kept.next().is_some_and(|kept| is_kept(&entry[*key], kept)));
         check.effect(id, &added, all, || format!("prevResult: {}", prev[*list]));
     }
     for (id, key) in DNS {
@@ -145,7 +147,10 @@ fn enrich(result: &mut Value, is_newest: bool) {
         "search": ["one.example", "two.example"], "options": ["ndots:3"]});
     let mut route = json!({"dst": "10.202.0.0/16", "gw": "10.88.0.1"});
     if is_newest {
-        merge(&mut route, json!({"mtu": 1400, "advmss": 1300, "priority": 77, "table": 202, "scope": 0}));
+        merge(
+            &mut route,
+            json!({"mtu": 1400, "advmss": 1300, "priority": 77, "table": 202, "scope": 0}),
+        );
         for interface in result["interfaces"].as_array_mut().into_iter().flatten() {
             merge(interface, json!({"socketPath": "/run/sanity.sock", "pciID": "0000:00:1f.6"}));
         }
@@ -158,13 +163,21 @@ fn enrich(result: &mut Value, is_newest: bool) {
 }
 
 /// Tests the effect that is the purpose of the plugin.
-fn effect(subject: &Subject<'_>, at: &Attachment, added: &Answer, result: &Value, check: &mut Check) -> Result<()> {
+fn effect(
+    subject: &Subject<'_>,
+    at: &Attachment,
+    added: &Answer,
+    result: &Value,
+    check: &mut Check,
+) -> Result<()> {
     match subject.kind.name {
         "portmap" => ports(at, check)?,
         "tuning" => {
             let path = "/proc/sys/net/ipv4/conf/eth0/arp_filter";
             let value = at.netns.run(|| Ok(fs::read_to_string(path)?))?;
-            check.that("tuning.sysctl", value.trim() == "1", || format!("arp_filter is {}", value.trim()));
+            check.that("tuning.sysctl", value.trim() == "1", || {
+                format!("arp_filter is {}", value.trim())
+            });
             let mtu = at.netns.link(at.ifname)?.map(|link| link.mtu);
             check.that("tuning.mtu", mtu == Some(1300), || format!("{mtu:?}"));
         }
@@ -179,7 +192,8 @@ fn effect(subject: &Subject<'_>, at: &Attachment, added: &Answer, result: &Value
         }
         "route-override" => {
             let inside = at.netns.snapshot()?;
-            let has_both = inside.has("\"10.203.7.0\"/24 via") && inside.has("\"fd97:203::\"/48 via");
+            let has_both =
+                inside.has("\"10.203.7.0\"/24 via") && inside.has("\"fd97:203::\"/48 via");
             check.of("route-override.routes", added, has_both);
         }
         "egress" => destinations(at, check)?,
@@ -197,11 +211,19 @@ fn effect(subject: &Subject<'_>, at: &Attachment, added: &Answer, result: &Value
 
 /// Packets pass between a tap device and the container's interface, and the result has the machine behind the device,
 /// as firecracker-go-sdk reads it.
-fn machine(subject: &Subject<'_>, at: &Attachment, added: &Answer, result: &Value, check: &mut Check) -> Result<()> {
+fn machine(
+    subject: &Subject<'_>,
+    at: &Attachment,
+    added: &Answer,
+    result: &Value,
+    check: &mut Check,
+) -> Result<()> {
     let tap = at.netns.run(observe::links)?.into_iter().find(|link| link.kind == "tun");
     check.of("tc-redirect-tap.device", added, tap.as_ref().is_some_and(|tap| tap.up));
     let Some(tap) = tap else { return Ok(()) };
-    let both = at.netns.run(|| Ok(world::is_redirected(at.ifname)? && world::is_redirected(&tap.name)?))?;
+    let both = at
+        .netns
+        .run(|| Ok(world::is_redirected(at.ifname)? && world::is_redirected(&tap.name)?))?;
     check.of("tc-redirect-tap.redirect", added, both);
     if subject.since("0.3.0") {
         let mac = at.netns.link(at.ifname)?.map(|link| link.mac).unwrap_or_default();
@@ -209,7 +231,8 @@ fn machine(subject: &Subject<'_>, at: &Attachment, added: &Answer, result: &Valu
         let machine = index.map(|index| &result["interfaces"][index]);
         let is_read = machine.is_some_and(|one| one["name"] == tap.name && one["mac"] == mac);
         check.of("tc-redirect-tap.machine", added, is_read);
-        let own = results::list(result, "ips").filter(|ip| ip["interface"].as_u64() == index.map(|index| index as u64));
+        let own = results::list(result, "ips")
+            .filter(|ip| ip["interface"].as_u64() == index.map(|index| index as u64));
         check.of("tc-redirect-tap.one-address", added, own.count() == 1);
     }
     Ok(())
@@ -217,10 +240,13 @@ fn machine(subject: &Subject<'_>, at: &Attachment, added: &Answer, result: &Valu
 
 /// The container reaches the allowed service of the other host, and no other service.
 fn destinations(at: &Attachment, check: &mut Check) -> Result<()> {
-    let (outside, ids) =
-        (world::outside(), [["egress.allowed4", "egress.refused4"], ["egress.allowed6", "egress.refused6"]]);
+    let (outside, ids) = (
+        world::outside(),
+        [["egress.allowed4", "egress.refused4"], ["egress.allowed6", "egress.refused6"]],
+    );
     for (ip, [allowed, refused]) in OUTSIDE.into_iter().zip(ids) {
-        let reaches = |port, limit| tcp(&at.netns, SocketAddr::new(ip, port), &outside, port, limit);
+        let reaches =
+            |port, limit| tcp(&at.netns, SocketAddr::new(ip, port), &outside, port, limit);
         let peer = reaches(443, LIMIT)?;
         check.that(allowed, peer.is_some(), || format!("no connection to port 443 of {ip}"));
         let peer = reaches(8443, MOMENT)?;

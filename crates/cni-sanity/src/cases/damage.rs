@@ -11,14 +11,23 @@ use crate::traffic::{LIMIT, pings, tcp};
 use crate::world::{self, NODE, OUTSIDE, UPLINK};
 
 /// The types that create an interface.
-const INTERFACES: &[&str] = &["bridge", "ptp", "macvlan", "ipvlan", "vlan", "host-device", "bond", "dummy", "tap"];
+const INTERFACES: &[&str] =
+    &["bridge", "ptp", "macvlan", "ipvlan", "vlan", "host-device", "bond", "dummy", "tap"];
 
 /// A host device that is deleted cannot be returned.
 const VIRTUAL: &[&str] = &["bridge", "ptp", "macvlan", "ipvlan", "vlan", "bond", "dummy", "tap"];
 
 /// Ids of containers, one for each damage of a type.
-const IDS: [&str; 8] =
-    ["damaged-a", "damaged-b", "damaged-c", "damaged-d", "damaged-e", "damaged-f", "damaged-g", "damaged-h"];
+const IDS: [&str; 8] = [
+    "damaged-a",
+    "damaged-b",
+    "damaged-c",
+    "damaged-d",
+    "damaged-e",
+    "damaged-f",
+    "damaged-g",
+    "damaged-h",
+];
 
 /// Damages an object of an attachment, given its container and its result.
 type Damage = fn(&Netns, &Value) -> Result<()>;
@@ -38,13 +47,23 @@ const DAMAGES: &[(&str, &[&str], Damage)] = &[
     ("damage.tuning.sysctl", &["tuning"], |at, _| {
         at.run(|| Ok(fs::write("/proc/sys/net/ipv4/conf/eth0/arp_filter", "0")?))
     }),
-    ("damage.tuning.mtu", &["tuning"], |at, _| at.run(|| world::set_link("eth0", |link| link.mtu(1290)))),
+    ("damage.tuning.mtu", &["tuning"], |at, _| {
+        at.run(|| world::set_link("eth0", |link| link.mtu(1290)))
+    }),
     ("damage.bandwidth.qdisc", &["bandwidth"], |_, _| world::delete_qdiscs("tbf")),
     ("damage.sbr.rule", &["sbr"], |at, _| at.run(world::delete_source_rules)),
-    ("damage.route-override.gone", &["route-override"], |at, _| at.run(|| world::delete_routes(24))),
-    ("damage.tc-redirect-tap.device", &["tc-redirect-tap"], |at, _| at.run(|| world::delete("tap0"))),
-    ("damage.tc-redirect-tap.redirect", &["tc-redirect-tap"], |at, _| at.run(|| world::delete_qdiscs("ingress"))),
-    ("damage.egress.filter", &["egress"], |_, result| world::delete_qdisc(&host_end(result)?, "ingress")),
+    ("damage.route-override.gone", &["route-override"], |at, _| {
+        at.run(|| world::delete_routes(24))
+    }),
+    ("damage.tc-redirect-tap.device", &["tc-redirect-tap"], |at, _| {
+        at.run(|| world::delete("tap0"))
+    }),
+    ("damage.tc-redirect-tap.redirect", &["tc-redirect-tap"], |at, _| {
+        at.run(|| world::delete_qdiscs("ingress"))
+    }),
+    ("damage.egress.filter", &["egress"], |_, result| {
+        world::delete_qdisc(&host_end(result)?, "ingress")
+    }),
     ("damage.egress.flushed", &["egress"], |_, _| world::flush_rules()),
     ("damage.vrf.gone", &["vrf"], |at, _| at.run(|| world::delete("blue"))),
     ("damage.portmap.flushed", &["portmap"], |_, _| world::flush_rules()),
@@ -76,7 +95,9 @@ fn damages(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     }
     let common = ["damage.del", "damage.leaves-nothing"];
     let asks = |id| subject.asks(id) || common.iter().any(|id| subject.asks(id));
-    for ((id, _, damage), container) in DAMAGES.iter().filter(|(id, kinds, _)| subject.is(kinds) && asks(id)).zip(IDS) {
+    for ((id, _, damage), container) in
+        DAMAGES.iter().filter(|(id, kinds, _)| subject.is(kinds) && asks(id)).zip(IDS)
+    {
         let before = world::snapshot()?;
         let at = subject.container_of(container)?;
         let Some(result) = subject.add(&at)?.result().cloned() else { continue };
@@ -86,7 +107,9 @@ fn damages(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         let mut left = leftovers(&before)?;
         // All containers share the bridge and the device of the node.
         left.retain(|line| !["sanity0", "spare"].iter().any(|shared| line.contains(shared)));
-        check.that("damage.leaves-nothing", left.is_empty(), || format!("{id}: {}", left.join("; ")));
+        check.that("damage.leaves-nothing", left.is_empty(), || {
+            format!("{id}: {}", left.join("; "))
+        });
     }
     Ok(())
 }
@@ -143,7 +166,9 @@ fn forged_del(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     }
     let other = Attachment { id: "sanity-stranger", ..subject.container()? };
     let deleted = subject.run("DEL", &other, Some(&forged))?;
-    check.effect("damage.forged-interface", &deleted, world::index(UPLINK).is_ok(), || format!("{UPLINK} is gone"));
+    check.effect("damage.forged-interface", &deleted, world::index(UPLINK).is_ok(), || {
+        format!("{UPLINK} is gone")
+    });
     check.none("damage.forged-keeps-container", &inside.without(&at.netns.snapshot()?));
     let mut lost = before.without(&world::snapshot()?);
     lost.retain(|line| !line.contains("spare"));
@@ -153,7 +178,9 @@ fn forged_del(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
             "no answer by ipMasq any more".to_owned()
         });
     }
-    for garbage in [json!(7), json!("text"), json!({"interfaces": 7}), json!({"ips": [{"address": "none"}]})] {
+    for garbage in
+        [json!(7), json!("text"), json!({"interfaces": 7}), json!({"ips": [{"address": "none"}]})]
+    {
         let answer = subject.run("DEL", &other, Some(&garbage))?;
         check.of("damage.garbage", &answer, answer.status.is_some());
     }

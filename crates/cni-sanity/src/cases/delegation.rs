@@ -12,7 +12,8 @@ use crate::world;
 const ARGS: &str = "IgnoreUnknown=1;K8S_POD_NAME=web";
 
 /// An error that no other plugin returns.
-const REFUSAL: &str = r#"{"cniVersion": "1.0.0", "code": 111, "msg": "no room", "details": "at the inn"}"#;
+const REFUSAL: &str =
+    r#"{"cniVersion": "1.0.0", "code": 111, "msg": "no room", "details": "at the inn"}"#;
 
 pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let recorder = Recorder::install("/run/recorder")?;
@@ -95,7 +96,9 @@ impl Stage<'_> {
             ("delegation.name", "name", &self.subject.conf["name"]),
         ] {
             let given = &call.stdin[key];
-            check.effect(id, answer, given == expected, || format!("{key} of the delegate is {given}, not {expected}"));
+            check.effect(id, answer, given == expected, || {
+                format!("{key} of the delegate is {given}, not {expected}")
+            });
         }
     }
 
@@ -106,8 +109,11 @@ impl Stage<'_> {
         self.recorder.answers("ADD", 0, &given.to_string())?;
         let added = self.add(&at)?;
         let calls = self.recorder.calls("ADD");
-        check.effect("delegation.ipam.add", &added, added.succeeded() && !calls.is_empty(), || self.recorder.verbs());
-        check.effect("delegation.ipam.add-once", &added, calls.len() == 1, || self.recorder.verbs());
+        check.effect("delegation.ipam.add", &added, added.succeeded() && !calls.is_empty(), || {
+            self.recorder.verbs()
+        });
+        check
+            .effect("delegation.ipam.add-once", &added, calls.len() == 1, || self.recorder.verbs());
         self.same(&added, &calls, &at, check);
         if let Some(Recorded { stdin, .. }) = calls.first() {
             let conf = &self.subject.conf;
@@ -122,9 +128,12 @@ impl Stage<'_> {
         if self.subject.since("0.4.0") {
             let checked = self.call("CHECK", &at, Some(result)).run()?;
             let calls = self.recorder.calls("CHECK");
-            check.effect("delegation.ipam.check", &checked, checked.succeeded() && !calls.is_empty(), || {
-                self.recorder.verbs()
-            });
+            check.effect(
+                "delegation.ipam.check",
+                &checked,
+                checked.succeeded() && !calls.is_empty(),
+                || self.recorder.verbs(),
+            );
             self.same(&checked, &calls, &at, check);
             let has_result = calls.iter().all(|call| call.stdin["prevResult"] == *result);
             check.effect("delegation.prev-result", &checked, has_result, || {
@@ -136,15 +145,24 @@ impl Stage<'_> {
         }
         let deleted = self.del(&at, Some(result))?;
         let calls = self.recorder.calls("DEL");
-        check.effect("delegation.ipam.del", &deleted, deleted.succeeded() && !calls.is_empty(), || {
-            self.recorder.verbs()
-        });
+        check.effect(
+            "delegation.ipam.del",
+            &deleted,
+            deleted.succeeded() && !calls.is_empty(),
+            || self.recorder.verbs(),
+        );
         self.same(&deleted, &calls, &at, check);
         Ok(())
     }
 
     /// The addresses and routes that the IPAM plugin returned are in the result, and in the container.
-    fn applied(at: &Attachment, given: &Value, added: &Answer, result: &Value, check: &mut Check) -> Result<()> {
+    fn applied(
+        at: &Attachment,
+        given: &Value,
+        added: &Answer,
+        result: &Value,
+        check: &mut Check,
+    ) -> Result<()> {
         let (given, named) = (results::addresses(given), results::addresses(result));
         let are_named = given.iter().all(|ip| named.contains(ip));
         check.effect("delegation.ipam.addresses", added, are_named, || format!("not {given:?}"));
@@ -159,7 +177,9 @@ impl Stage<'_> {
         let is_set = at.netns.snapshot()?.has("\"10.123.0.0\"/16");
         check.effect("delegation.ipam.routes-set", added, is_set, missing);
         let is_named = result["dns"]["nameservers"] == json!(["10.1.2.3"]);
-        check.effect("delegation.ipam.dns", added, is_named, || format!("dns is {}, without 10.1.2.3", result["dns"]));
+        check.effect("delegation.ipam.dns", added, is_named, || {
+            format!("dns is {}, without 10.1.2.3", result["dns"])
+        });
         Ok(())
     }
 
@@ -170,7 +190,9 @@ impl Stage<'_> {
         let result = added.result();
         let without_netns = self.call("DEL", &at, self.subject.prev(result)).env("CNI_NETNS", "");
         let deleted = without_netns.run()?;
-        check.effect("delegation.ipam.del-no-netns", &deleted, self.has_called("DEL"), || self.recorder.verbs());
+        check.effect("delegation.ipam.del-no-netns", &deleted, self.has_called("DEL"), || {
+            self.recorder.verbs()
+        });
         self.recorder.answers("DEL", 1, REFUSAL)?;
         check.fails("delegation.ipam.del-fails", self.del(&at, result))?;
         self.recorder.answers("DEL", 0, "")?;
@@ -186,9 +208,12 @@ impl Stage<'_> {
         };
         let collected = call("GC")?;
         let calls = self.recorder.calls("GC");
-        check.effect("delegation.ipam.gc", &collected, collected.succeeded() && !calls.is_empty(), || {
-            self.recorder.verbs()
-        });
+        check.effect(
+            "delegation.ipam.gc",
+            &collected,
+            collected.succeeded() && !calls.is_empty(),
+            || self.recorder.verbs(),
+        );
         let has_list = calls.iter().all(|call| call.stdin[VALID] == valid);
         check.effect("delegation.ipam.gc-attachments", &collected, has_list, || {
             format!("the delegate's list is not {valid}")
@@ -229,15 +254,24 @@ impl Stage<'_> {
                 check.of("delegation.message", &added, stdout.contains("no room"));
                 check.of("delegation.details", &added, stdout.contains("at the inn"));
                 check.of("delegation.code", &added, added.code() == Some(111));
-                check.effect("delegation.ipam.refuses-del", &added, self.has_called("DEL"), || self.recorder.verbs());
+                check.effect("delegation.ipam.refuses-del", &added, self.has_called("DEL"), || {
+                    self.recorder.verbs()
+                });
             }
             if id == "delegation.ipam.unusable" {
-                check.effect("delegation.ipam.unusable-del", &added, self.has_called("DEL"), || self.recorder.verbs());
+                check.effect(
+                    "delegation.ipam.unusable-del",
+                    &added,
+                    self.has_called("DEL"),
+                    || self.recorder.verbs(),
+                );
             }
             // The DEL that follows each ADD.
             self.del(&at, None)?;
             let left = leftovers(&before)?;
-            check.that("delegation.ipam.leaves-nothing", left.is_empty(), || format!("{id}: {}", left.join("; ")));
+            check.that("delegation.ipam.leaves-nothing", left.is_empty(), || {
+                format!("{id}: {}", left.join("; "))
+            });
         }
         self.recorder.answers("ADD", 0, &self.answer().to_string())
     }
@@ -278,7 +312,12 @@ impl Stage<'_> {
         self.recorder.answers("ADD", 0, &given.to_string())?;
         let added = self.add(&at)?;
         let calls = self.recorder.calls("ADD");
-        check.effect("delegation.flannel.add", &added, added.succeeded() && calls.len() == 1, || self.recorder.verbs());
+        check.effect(
+            "delegation.flannel.add",
+            &added,
+            added.succeeded() && calls.len() == 1,
+            || self.recorder.verbs(),
+        );
         self.same(&added, &calls, &at, check);
         if let Some(Recorded { stdin, .. }) = calls.first() {
             let ipam = stdin["ipam"].to_string();
@@ -301,9 +340,12 @@ impl Stage<'_> {
         fs::remove_file("/run/subnet.env")?;
         let deleted = self.del(&at, Some(&result))?;
         let calls = self.recorder.calls("DEL");
-        check.effect("delegation.flannel.del", &deleted, deleted.succeeded() && calls.len() == 1, || {
-            self.recorder.verbs()
-        });
+        check.effect(
+            "delegation.flannel.del",
+            &deleted,
+            deleted.succeeded() && calls.len() == 1,
+            || self.recorder.verbs(),
+        );
         self.same(&deleted, &calls, &at, check);
         check.succeeds("delegation.flannel.del-twice", self.del(&at, Some(&result)))?;
         fs::write("/run/subnet.env", SUBNET)?;
@@ -313,7 +355,9 @@ impl Stage<'_> {
         self.del(&at, None)?;
         let before = world::snapshot()?;
         let refused = check.fails("delegation.flannel.refuses", self.add(&at))?;
-        check.effect("delegation.flannel.refuses-del", &refused, self.has_called("DEL"), || self.recorder.verbs());
+        check.effect("delegation.flannel.refuses-del", &refused, self.has_called("DEL"), || {
+            self.recorder.verbs()
+        });
         let stdout = String::from_utf8_lossy(&refused.stdout);
         check.of("delegation.message", &refused, stdout.contains("no room"));
         self.del(&at, None)?;

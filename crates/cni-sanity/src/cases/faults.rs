@@ -51,7 +51,8 @@ fn killed(subject: &Subject<'_>, at: &Attachment, verb: &str, check: &mut Check)
         "ADD" => (["faults.killed-add.del", "faults.killed-add.leaves-nothing"], false),
         _ => (["faults.killed-del.del", "faults.killed-del.leaves-nothing"], true),
     };
-    let add = || -> Result<Option<Value>> { if is_del { Ok(subject.add(at)?.json) } else { Ok(None) } };
+    let add =
+        || -> Result<Option<Value>> { if is_del { Ok(subject.add(at)?.json) } else { Ok(None) } };
     let run_until = |added: Option<&Value>, point| {
         if !is_del {
             subject.prepare()?;
@@ -68,7 +69,9 @@ fn killed(subject: &Subject<'_>, at: &Attachment, verb: &str, check: &mut Check)
         run_until(added.as_ref(), point)?;
         check.succeeds(succeeds, subject.del(at, added.as_ref()))?;
         let left = left(at, &before)?;
-        check.that(leaves, left.is_empty(), || format!("{verb} killed at system call {point}: {}", left.join("; ")));
+        check.that(leaves, left.is_empty(), || {
+            format!("{verb} killed at system call {point}: {}", left.join("; "))
+        });
         if !left.is_empty() {
             // Each leak is reported once.
             before = snapshots(at)?;
@@ -84,7 +87,9 @@ fn full_output(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Res
     subject.prepare()?;
     let full = crate::context(File::options().write(true).open("/dev/full"), "/dev/full")?;
     let status = subject.call("ADD", at, None).run_into(full)?;
-    check.that("faults.full-output.add", status.is_some_and(|status| status != 0), || format!("{status:?}"));
+    check.that("faults.full-output.add", status.is_some_and(|status| status != 0), || {
+        format!("{status:?}")
+    });
     check.succeeds("faults.full-output.del", subject.del(at, None))?;
     check.none("faults.full-output.leaves-nothing", &left(at, &before)?);
     Ok(())
@@ -113,7 +118,8 @@ fn crowd(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     }
     let before = world::snapshot()?;
     let ids = (0..CROWD).map(|number| format!("crowd-{number}"));
-    let containers = ids.map(|id| Ok((subject.attachment("crowd", &id)?, id))).collect::<Result<Vec<_>>>()?;
+    let containers =
+        ids.map(|id| Ok((subject.attachment("crowd", &id)?, id))).collect::<Result<Vec<_>>>()?;
     let mut all = |id: &str, verb: &str, results: &[Option<Value>]| {
         let answers = all_at_once(containers.iter().zip(results).map(|((at, id), result)| {
             subject.call(verb, at, subject.prev(result.as_ref())).env("CNI_CONTAINERID", id)

@@ -111,7 +111,10 @@ fn leases(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         }
     }
     for (id, netns) in [("next", "next"), ("last", "last")] {
-        check.succeeds("gc.releases-stale", subject.run("ADD", &subject.attachment(id, netns)?, None))?;
+        check.succeeds(
+            "gc.releases-stale",
+            subject.run("ADD", &subject.attachment(id, netns)?, None),
+        )?;
     }
     Ok(())
 }

@@ -37,7 +37,8 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
 
 /// host-local stores the owner of each address.
 fn leases(subject: &Subject<'_>, at: &Attachment, result: &Value, check: &mut Check) -> Result<()> {
-    let addresses = |answer: &Answer| answer.json.as_ref().map(results::addresses).unwrap_or_default();
+    let addresses =
+        |answer: &Answer| answer.json.as_ref().map(results::addresses).unwrap_or_default();
     let other = Attachment { id: "sanity-2", ..at.clone() };
     let second = check.succeeds("ipam.second-container", subject.add(&other))?;
     let (own, others) = (results::addresses(result), addresses(&second));
@@ -78,8 +79,8 @@ fn leases(subject: &Subject<'_>, at: &Attachment, result: &Value, check: &mut Ch
 /// first gets the address, and the second fails.
 fn similar(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Result<()> {
     let owner = |id, ifname| Attachment { id, ifname, ..at.clone() };
-    let owners =
-        [("c1", "eth1"), ("c1", "eth10"), ("c10", "eth1"), ("c10", "eth10")].map(|(id, ifname)| owner(id, ifname));
+    let owners = [("c1", "eth1"), ("c1", "eth10"), ("c10", "eth1"), ("c10", "eth10")]
+        .map(|(id, ifname)| owner(id, ifname));
     for owner in &owners {
         subject.add(owner)?;
     }
@@ -90,9 +91,9 @@ fn similar(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Result<
 
 /// Parallel calls get different addresses.
 fn crowd(subject: &Subject<'_>, at: &Attachment, check: &mut Check) {
-    let answers = all_at_once(
-        (0..CROWD).map(|number| subject.call("ADD", at, None).env("CNI_CONTAINERID", &format!("crowd-{number}"))),
-    );
+    let answers = all_at_once((0..CROWD).map(|number| {
+        subject.call("ADD", at, None).env("CNI_CONTAINERID", &format!("crowd-{number}"))
+    }));
     let succeeded = answers.iter().filter(|answer| answer.succeeded()).count();
     check.that("ipam.concurrent", succeeded == CROWD, || {
         let failed = answers.iter().find(|answer| !answer.succeeded());
@@ -100,5 +101,7 @@ fn crowd(subject: &Subject<'_>, at: &Attachment, check: &mut Check) {
     });
     let results = answers.iter().filter_map(|answer| answer.json.as_ref());
     let ips: BTreeSet<_> = results.flat_map(results::addresses).collect();
-    check.that("ipam.concurrent-unique", ips.len() == succeeded, || format!("{} addresses for {succeeded}", ips.len()));
+    check.that("ipam.concurrent-unique", ips.len() == succeeded, || {
+        format!("{} addresses for {succeeded}", ips.len())
+    });
 }

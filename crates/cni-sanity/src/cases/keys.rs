@@ -191,7 +191,12 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         let subject = &subject.with(serde_json::from_str(key.members)?);
         let at = subject.container()?;
         let added = subject.call("ADD", &at, at.prev.as_ref()).env("CNI_ARGS", key.args).run()?;
-        let seen = added.result().map(|result| Seen { subject, at: &at, result, is_deleted: Cell::new(false) });
+        let seen = added.result().map(|result| Seen {
+            subject,
+            at: &at,
+            result,
+            is_deleted: Cell::new(false),
+        });
         let holds = seen.as_ref().is_some_and(|seen| (key.holds)(seen).unwrap_or(false));
         check.of(key.assertion.id, &added, holds);
         let deleted = subject.end(&at, added.result());
@@ -310,7 +315,10 @@ impl Seen<'_> {
 
     /// Whether the node reaches TCP port 80 of the container.
     fn answers(&self, limit: Duration) -> Result<bool> {
-        let (ip, _) = results::addresses(self.result).into_iter().find(|(ip, _)| ip.is_ipv4()).ok_or("no address")?;
+        let (ip, _) = results::addresses(self.result)
+            .into_iter()
+            .find(|(ip, _)| ip.is_ipv4())
+            .ok_or("no address")?;
         Ok(tcp(&world::node(), SocketAddr::new(ip, 80), &self.at.netns, 80, limit)?.is_some())
     }
 

@@ -30,7 +30,12 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
 }
 
 /// ADD, CHECK, DEL of one container.
-fn attach(subject: &Subject<'_>, at: &Attachment, before: &Snapshot, check: &mut Check) -> Result<()> {
+fn attach(
+    subject: &Subject<'_>,
+    at: &Attachment,
+    before: &Snapshot,
+    check: &mut Check,
+) -> Result<()> {
     let empty = at.netns.snapshot()?;
     let added = check.succeeds("add.again-after-del", subject.add(at))?;
     results::look(subject, at, &added, check);
@@ -64,12 +69,19 @@ fn attach(subject: &Subject<'_>, at: &Attachment, before: &Snapshot, check: &mut
 /// The interface does not exist after DEL; lo cannot be deleted.
 fn is_removed(at: &Attachment, deleted: &Answer, check: &mut Check) -> Result<()> {
     let is_gone = at.ifname == "lo" || at.netns.link(at.ifname)?.is_none();
-    check.effect("del.removes-interface", deleted, is_gone, || format!("{} is still in the container", at.ifname));
+    check.effect("del.removes-interface", deleted, is_gone, || {
+        format!("{} is still in the container", at.ifname)
+    });
     Ok(())
 }
 
 /// A later plugin of the list deleted the default routes and added another one, and its result says so.
-fn later_plugin(subject: &Subject<'_>, at: &Attachment, result: &Value, check: &mut Check) -> Result<()> {
+fn later_plugin(
+    subject: &Subject<'_>,
+    at: &Attachment,
+    result: &Value,
+    check: &mut Check,
+) -> Result<()> {
     if !subject.is(&["bridge", "ptp"]) {
         return Ok(());
     }
@@ -85,15 +97,24 @@ fn later_plugin(subject: &Subject<'_>, at: &Attachment, result: &Value, check: &
 }
 
 /// The kernel's state equals the result.
-fn kernel(subject: &Subject<'_>, at: &Attachment, added: &Answer, result: &Value, check: &mut Check) -> Result<()> {
+fn kernel(
+    subject: &Subject<'_>,
+    at: &Attachment,
+    added: &Answer,
+    result: &Value,
+    check: &mut Check,
+) -> Result<()> {
     let links = at.netns.run(observe::links)?;
     let link = links.iter().find(|link| link.name == at.ifname);
-    check.effect("kernel.interface", added, link.is_some(), || format!("{} is not in the container", at.ifname));
+    check.effect("kernel.interface", added, link.is_some(), || {
+        format!("{} is not in the container", at.ifname)
+    });
     let Some(link) = link else { return Ok(()) };
     check.effect("kernel.up", added, link.up, || format!("{} is down", at.ifname));
     let others = links.iter().map(|link| link.name.clone());
     // The links of a bond keep their names.
-    let is_known = |name: &str| name == "lo" || name == at.ifname || subject.devices().contains(&name);
+    let is_known =
+        |name: &str| name == "lo" || name == at.ifname || subject.devices().contains(&name);
     let others: Vec<String> = others.filter(|name| !is_known(name)).collect();
     check.none("kernel.no-other-interface", &others);
     let named = results::addresses(result);
@@ -110,7 +131,9 @@ fn kernel(subject: &Subject<'_>, at: &Attachment, added: &Answer, result: &Value
     let sandbox = at.netns.path();
     let is_own = |one: &&&Value| one["name"] == at.ifname && one["sandbox"] != "";
     let own = interfaces.iter().find(is_own);
-    check.effect("result.names-interface", added, own.is_some(), || format!("{} is not in interfaces", at.ifname));
+    check.effect("result.names-interface", added, own.is_some(), || {
+        format!("{} is not in interfaces", at.ifname)
+    });
     if let Some(own) = own {
         let mac = own["mac"].as_str().unwrap_or_default().to_lowercase();
         check.that("kernel.mac", mac.is_empty() || mac == link.mac, || {
@@ -124,7 +147,9 @@ fn kernel(subject: &Subject<'_>, at: &Attachment, added: &Answer, result: &Value
     for interface in &interfaces {
         if interface["sandbox"].as_str().unwrap_or_default().is_empty() {
             let name = interface["name"].as_str().unwrap_or_default();
-            check.that("kernel.host-interface", world::index(name).is_ok(), || format!("{name} is not on the node"));
+            check.that("kernel.host-interface", world::index(name).is_ok(), || {
+                format!("{name} is not on the node")
+            });
         }
     }
     for address in results::list(result, "ips") {
@@ -137,7 +162,12 @@ fn kernel(subject: &Subject<'_>, at: &Attachment, added: &Answer, result: &Value
 }
 
 /// The interface has the addresses of the result, and no others but loopback and link-local ones.
-fn kernel_addresses(at: &Attachment, link: &Link, named: &[(IpAddr, u8)], check: &mut Check) -> Result<()> {
+fn kernel_addresses(
+    at: &Attachment,
+    link: &Link,
+    named: &[(IpAddr, u8)],
+    check: &mut Check,
+) -> Result<()> {
     let mut addresses = at.netns.run(observe::addresses)?;
     addresses.retain(|address| address.index == link.index);
     for (ip, prefix) in named {
@@ -150,7 +180,9 @@ fn kernel_addresses(at: &Attachment, link: &Link, named: &[(IpAddr, u8)], check:
             IpAddr::V6(ip) => ip.is_loopback() || ip.is_unicast_link_local(),
         };
         let is_named = named.iter().any(|(ip, _)| *ip == address.ip);
-        check.that("result.names-addresses", is_own || is_named, || format!("{} is not in the result", address.ip));
+        check.that("result.names-addresses", is_own || is_named, || {
+            format!("{} is not in the result", address.ip)
+        });
     }
     Ok(())
 }
@@ -161,8 +193,9 @@ fn kernel_routes(at: &Attachment, result: &Value, check: &mut Check) -> Result<(
     for route in results::list(result, "routes") {
         let Some((dst, prefix)) = results::prefix(&route["dst"]) else { continue };
         let wanted = (prefix != 0).then_some(dst);
-        let is_there =
-            routes.iter().any(|known| (known.dst, known.prefix, known.is_v4) == (wanted, prefix, dst.is_ipv4()));
+        let is_there = routes
+            .iter()
+            .any(|known| (known.dst, known.prefix, known.is_v4) == (wanted, prefix, dst.is_ipv4()));
         check.that("kernel.route", is_there, || format!("no route to {dst}/{prefix}"));
     }
     Ok(())
@@ -179,7 +212,12 @@ fn by_family(ip: IpAddr, [v4, v6]: [&str; 2]) -> &str {
     if ip.is_ipv4() { v4 } else { v6 }
 }
 
-fn traffic(subject: &Subject<'_>, at: &Attachment, result: &Value, check: &mut Check) -> Result<()> {
+fn traffic(
+    subject: &Subject<'_>,
+    at: &Attachment,
+    result: &Value,
+    check: &mut Check,
+) -> Result<()> {
     let from = &at.netns;
     if subject.is(&["bridge", "ptp"]) {
         for gateway in results::gateways(result) {
@@ -341,7 +379,12 @@ fn without_namespace(subject: &Subject<'_>, before: &Snapshot, check: &mut Check
 }
 
 /// An ADD that fails leaves nothing.
-fn failures(subject: &Subject<'_>, at: &Attachment, before: &Snapshot, check: &mut Check) -> Result<()> {
+fn failures(
+    subject: &Subject<'_>,
+    at: &Attachment,
+    before: &Snapshot,
+    check: &mut Check,
+) -> Result<()> {
     subject.prepare()?;
     let failed = subject.call("ADD", at, None).env("CNI_NETNS", "/run/netns/nowhere").run()?;
     check.of("add.netns-missing", &failed, failed.failed() || at.ifname == "lo");
@@ -360,8 +403,11 @@ fn failures(subject: &Subject<'_>, at: &Attachment, before: &Snapshot, check: &m
     if subject.conf["ipam"]["type"] != "host-local" {
         return Ok(());
     }
-    let one = json!([[{"subnet": "10.77.0.0/24", "rangeStart": "10.77.0.9", "rangeEnd": "10.77.0.9"}]]);
-    let small = subject.with(json!({"ipam": {"type": "host-local", "dataDir": "/var/lib/cni/small", "ranges": one}}));
+    let one =
+        json!([[{"subnet": "10.77.0.0/24", "rangeStart": "10.77.0.9", "rangeEnd": "10.77.0.9"}]]);
+    let small = subject.with(
+        json!({"ipam": {"type": "host-local", "dataDir": "/var/lib/cni/small", "ranges": one}}),
+    );
     // Another container holds the only address.
     let conf = json!({"cniVersion": subject.version, "name": "sanity", "type": "host-local",
         "ipam": small.conf["ipam"]});

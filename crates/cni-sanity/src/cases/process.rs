@@ -33,7 +33,12 @@ fn add(subject: &Subject<'_>, members: Value, change: impl Fn(Call) -> Call) -> 
     Ok(added)
 }
 
-fn end(subject: &Subject<'_>, at: &Attachment, added: &Answer, change: impl Fn(Call) -> Call) -> Result<()> {
+fn end(
+    subject: &Subject<'_>,
+    at: &Attachment,
+    added: &Answer,
+    change: impl Fn(Call) -> Call,
+) -> Result<()> {
     change(subject.call("DEL", at, added.result())).run()?;
     subject.end(at, added.result()).map(drop)
 }
@@ -53,7 +58,10 @@ fn configurations(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         ("process.large", json!({"org.example.key": large})),
         ("process.deep", json!({"org.example.key": deep})),
         ("process.labels", json!({"args": {"labels": [{"key": "app", "value": "web"}]}})),
-        ("process.unknown-capability", json!({"capabilities": {"org.example": true}, "runtimeConfig": runtime})),
+        (
+            "process.unknown-capability",
+            json!({"capabilities": {"org.example": true}, "runtimeConfig": runtime}),
+        ),
         ("process.name-characters", json!({"name": "a.b_c-9"})),
         (
             "process.dns",
@@ -65,7 +73,8 @@ fn configurations(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         }
     }
     let at = subject.container()?;
-    let with_stdin = |text: &str| subject.call("ADD", &at, at.prev.as_ref()).stdin(text.as_bytes()).run();
+    let with_stdin =
+        |text: &str| subject.call("ADD", &at, at.prev.as_ref()).stdin(text.as_bytes()).run();
     for (id, text) in [
         ("process.two-documents", &*format!("{0}{0}", subject.conf)),
         ("process.null", "null"),
@@ -115,15 +124,21 @@ fn environment(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let old = umask(Mode::empty());
     add(|call| call)?;
     umask(old);
-    let writable: Vec<String> = STATE.iter().flat_map(|directory| writable(Path::new(directory))).collect();
+    let writable: Vec<String> =
+        STATE.iter().flat_map(|directory| writable(Path::new(directory))).collect();
     check.that("process.umask", writable.is_empty(), || writable.join(", "));
     let old = umask(Mode::all());
     let closed = add(|call| call)?;
     umask(old);
     check.succeeds("process.umask-closed", Ok(closed))?;
     let orphan = waitpid(None, Some(WaitPidFlag::WNOHANG));
-    let has_orphan = matches!(orphan, Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..) | WaitStatus::StillAlive));
-    check.that("process.no-orphans", !has_orphan, || "processes are left that it started".to_owned());
+    let has_orphan = matches!(
+        orphan,
+        Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..) | WaitStatus::StillAlive)
+    );
+    check.that("process.no-orphans", !has_orphan, || {
+        "processes are left that it started".to_owned()
+    });
     Ok(())
 }
 
@@ -134,7 +149,10 @@ fn writable(directory: &Path) -> Vec<String> {
         let (path, Ok(metadata)) = (entry.path(), entry.metadata()) else { continue };
         if metadata.is_dir() {
             found.extend(writable(&path));
-        } else if metadata.is_file() && metadata.permissions().mode() & 0o002 != 0 && !path.starts_with("/run/netns") {
+        } else if metadata.is_file()
+            && metadata.permissions().mode() & 0o002 != 0
+            && !path.starts_with("/run/netns")
+        {
             found.push(path.display().to_string());
         }
     }

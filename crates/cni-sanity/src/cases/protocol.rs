@@ -50,12 +50,16 @@ fn version(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
 /// Whether a text has the form of `1.2.3`.
 fn is_version(text: &str) -> bool {
     let mut parts = text.split('.');
-    text.split('.').count() == 3 && parts.all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()))
+    text.split('.').count() == 3
+        && parts.all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 fn environment(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Result<()> {
     for (variable, [fails, code, named]) in [
-        ("CNI_CONTAINERID", ["env.containerid.missing", "env.containerid.code", "env.containerid.named"]),
+        (
+            "CNI_CONTAINERID",
+            ["env.containerid.missing", "env.containerid.code", "env.containerid.named"],
+        ),
         ("CNI_NETNS", ["env.netns.missing", "env.netns.code", "env.netns.named"]),
         ("CNI_IFNAME", ["env.ifname.missing", "env.ifname.code", "env.ifname.named"]),
     ] {
@@ -127,7 +131,11 @@ fn stdin(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Result<()
         ("conf.name-missing", Some(("conf.name-code", CONFIGURATION)), json!({"name": null})),
         ("conf.name-path", None, json!({"name": "../up"})),
         ("conf.name-type", None, json!({"name": 7})),
-        ("conf.version-unknown", Some(("conf.version-code", INCOMPATIBLE)), json!({"cniVersion": "9.9.9"})),
+        (
+            "conf.version-unknown",
+            Some(("conf.version-code", INCOMPATIBLE)),
+            json!({"cniVersion": "9.9.9"}),
+        ),
         ("conf.version-old", None, json!({"cniVersion": "0.0.9"})),
         ("conf.version-form", None, json!({"cniVersion": "one"})),
         ("conf.version-type", None, json!({"cniVersion": 1})),
@@ -149,7 +157,9 @@ fn stdin(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Result<()
 }
 
 fn message(answer: &Answer) -> String {
-    let text = |key| answer.json.as_ref().and_then(|json| json[key].as_str()).unwrap_or_default().to_owned();
+    let text = |key| {
+        answer.json.as_ref().and_then(|json| json[key].as_str()).unwrap_or_default().to_owned()
+    };
     text("msg") + &text("details")
 }
 
@@ -165,6 +175,7 @@ fn error(answer: &Answer, subject: &Subject<'_>, check: &mut Check) {
     check.of("error.details", answer, json["details"].is_null() || json["details"].is_string());
     let version = json["cniVersion"].as_str();
     check.of("error.cni-version", answer, version.is_some());
-    let is_known = version.is_none_or(|version| version == subject.version || VERSIONS.contains(&version));
+    let is_known =
+        version.is_none_or(|version| version == subject.version || VERSIONS.contains(&version));
     check.of("error.cni-version-known", answer, is_known);
 }

@@ -28,9 +28,10 @@ pub fn look(subject: &Subject<'_>, at: &Attachment, answer: &Answer, check: &mut
 fn pair_form(answer: &Answer, json: &Value, check: &mut Check) {
     check.of("result.old.no-ips", answer, json["ips"].is_null());
     check.of("result.old.no-interfaces", answer, json["interfaces"].is_null());
-    for (key, id, is_family) in
-        [("ip4", "result.old.ip4", IpAddr::is_ipv4 as fn(&IpAddr) -> bool), ("ip6", "result.old.ip6", IpAddr::is_ipv6)]
-    {
+    for (key, id, is_family) in [
+        ("ip4", "result.old.ip4", IpAddr::is_ipv4 as fn(&IpAddr) -> bool),
+        ("ip6", "result.old.ip6", IpAddr::is_ipv6),
+    ] {
         let entry = &json[key];
         let is_good = prefix(&entry["ip"]).is_some_and(|(ip, _)| is_family(&ip));
         check.of(id, answer, entry.is_null() || is_good);
@@ -42,7 +43,13 @@ fn pair_form(answer: &Answer, json: &Value, check: &mut Check) {
 }
 
 /// 0.3.0 and later: lists of interfaces and addresses.
-fn list_form(subject: &Subject<'_>, at: &Attachment, answer: &Answer, json: &Value, check: &mut Check) {
+fn list_form(
+    subject: &Subject<'_>,
+    at: &Attachment,
+    answer: &Answer,
+    json: &Value,
+    check: &mut Check,
+) {
     check.of("result.no-ip4", answer, json["ip4"].is_null() && json["ip6"].is_null());
     let is_list = json["interfaces"].is_null() || json["interfaces"].is_array();
     check.of("result.interfaces-list", answer, is_list);
@@ -57,7 +64,8 @@ fn list_form(subject: &Subject<'_>, at: &Attachment, answer: &Answer, json: &Val
         let sandbox = &interface["sandbox"];
         // The interface inside of a virtual machine has the container's id.
         let is_of_machine = subject.is(&["tc-redirect-tap"]) && *sandbox == at.id;
-        let is_good = sandbox.is_null() || *sandbox == "" || *sandbox == at.netns.path() || is_of_machine;
+        let is_good =
+            sandbox.is_null() || *sandbox == "" || *sandbox == at.netns.path() || is_of_machine;
         check.of("result.interface.sandbox", answer, is_good);
         let mtu = &interface["mtu"];
         let is_good = subject.since("1.1.0") && mtu.is_u64();
@@ -92,12 +100,14 @@ fn is_dns(dns: &Value) -> bool {
 
 fn is_mac(text: &str) -> bool {
     let parts: Vec<&str> = text.split(':').collect();
-    parts.len() == 6 && parts.iter().all(|part| part.len() == 2 && u8::from_str_radix(part, 16).is_ok())
+    parts.len() == 6
+        && parts.iter().all(|part| part.len() == 2 && u8::from_str_radix(part, 16).is_ok())
 }
 
 fn routes(routes: &Value) -> bool {
-    let is_good =
-        |route: &Value| prefix(&route["dst"]).is_some() && (route["gw"].is_null() || ip(&route["gw"]).is_some());
+    let is_good = |route: &Value| {
+        prefix(&route["dst"]).is_some() && (route["gw"].is_null() || ip(&route["gw"]).is_some())
+    };
     routes.is_null() || routes.as_array().is_some_and(|routes| routes.iter().all(is_good))
 }
 

@@ -164,7 +164,9 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         if !added.succeeded() {
             let mut left = leftovers(&before)?;
             left.extend(at.netns.snapshot()?.without(&inside));
-            check.that(LEAVES_NOTHING, left.is_empty(), || format!("{}: {}", wrong.assertion.id, left.join("; ")));
+            check.that(LEAVES_NOTHING, left.is_empty(), || {
+                format!("{}: {}", wrong.assertion.id, left.join("; "))
+            });
         }
     }
     Ok(())

@@ -116,7 +116,9 @@ fn missing_plugin_remedy(name: &str, dirs: &[&PathBuf]) -> String {
     if let Some(dir) = dirs.iter().find(|dir| !dir.is_dir()) {
         return format!("{} is not a directory: correct CNI_PATH, or create it", dir.display());
     }
-    if let Some(link) = dirs.iter().map(|dir| dir.join(name)).find(|file| file.is_symlink() && !file.exists()) {
+    if let Some(link) =
+        dirs.iter().map(|dir| dir.join(name)).find(|file| file.is_symlink() && !file.exists())
+    {
         let link = link.display();
         return format!("{link} is a link to a file that does not exist: install the plugin again");
     }
@@ -224,13 +226,16 @@ pub fn query_version_info(
     let stdin = br#"{"cniVersion":"1.1.0"}"#;
     match executor.run_plugin(&PluginCommand { path, env, stdin, deadline }) {
         Ok(stdout) => decode_version_info(&stdout),
-        Err(e) if e.message() == "unknown CNI_COMMAND: VERSION" => Ok(VersionInfo::of_old_plugin("0.1.0", &["0.1.0"])),
+        Err(e) if e.message() == "unknown CNI_COMMAND: VERSION" => {
+            Ok(VersionInfo::of_old_plugin("0.1.0", &["0.1.0"]))
+        }
         Err(e) => Err(e),
     }
 }
 
 fn decode_version_info(stdout: &[u8]) -> Result<VersionInfo> {
-    let malformed = |why: &str| Error::new(ErrorCode::DECODE, format!("decoding version info: {why}"));
+    let malformed =
+        |why: &str| Error::new(ErrorCode::DECODE, format!("decoding version info: {why}"));
     let json = Json::parse(stdout).map_err(|e| malformed(&e.to_string()))?;
     if !matches!(json, Json::Object(_) | Json::Null) {
         return Err(malformed(&json.wrong_type_message("an object")));

@@ -49,7 +49,10 @@ pub fn execute_plugin(call: &PluginCommand<'_>) -> Result<Vec<u8>> {
 }
 
 /// As [`execute_plugin`], with another destination for the plugin's stderr.
-pub(super) fn execute_with_stderr(call: &PluginCommand<'_>, stderr: &mut dyn Write) -> Result<Vec<u8>> {
+pub(super) fn execute_with_stderr(
+    call: &PluginCommand<'_>,
+    stderr: &mut dyn Write,
+) -> Result<Vec<u8>> {
     let until = call.deadline.and_then(|limit| Instant::now().checked_add(limit));
     let child = start_process(call, until).map_err(|cause| {
         let exit = format!("fork/exec {}: {}", call.path.display(), io_text(&cause));
@@ -79,7 +82,12 @@ pub struct EndedProcess {
 /// Serves the three pipes of a process until it has exited and no process holds its stdout and stderr open. Its stderr
 /// is copied to `forward` as it arrives. A process that has not ended at `until` is killed.
 #[doc(hidden)]
-pub fn finish_process(mut child: Child, stdin: &[u8], until: Option<Instant>, forward: &mut dyn Write) -> EndedProcess {
+pub fn finish_process(
+    mut child: Child,
+    stdin: &[u8],
+    until: Option<Instant>,
+    forward: &mut dyn Write,
+) -> EndedProcess {
     let mut pump = PipePump::new(&mut child, stdin);
     let status = match pump.serve_pipes(until, forward) {
         Ok(true) => wait_for_exit(&mut child, until),

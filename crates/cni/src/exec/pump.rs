@@ -38,7 +38,11 @@ impl<'a> PipePump<'a> {
     }
 
     /// Serves the pipes until all are closed; `false` if the deadline passes before.
-    pub(crate) fn serve_pipes(&mut self, until: Option<Instant>, forward: &mut dyn Write) -> io::Result<bool> {
+    pub(crate) fn serve_pipes(
+        &mut self,
+        until: Option<Instant>,
+        forward: &mut dyn Write,
+    ) -> io::Result<bool> {
         while self.stdin.is_some() || self.stdout.is_some() || self.stderr.is_some() {
             if until.is_some_and(|until| Instant::now() >= until) {
                 return Ok(false);

@@ -56,7 +56,8 @@ impl Write for Arrivals {
 fn errors_of_the_plugin_search_equal_the_references() {
     let (a, b) = (dir(), dir());
     let dirs = [a.path().to_owned(), b.path().to_owned()];
-    let msg = |name: &str, dirs: &[PathBuf]| find_plugin(name, dirs).unwrap_err().message().to_owned();
+    let msg =
+        |name: &str, dirs: &[PathBuf]| find_plugin(name, dirs).unwrap_err().message().to_owned();
     assert_eq!(msg("", &dirs), "no plugin name provided");
     assert_eq!(msg("../x", &dirs), "invalid plugin name: ../x");
     assert_eq!(msg("x", &[]), "no paths provided");
@@ -77,7 +78,10 @@ fn the_first_executable_is_found_before_any_plain_file() {
     let path = a.path().join("p");
     assert_eq!(
         error.message(),
-        format!("netplugin failed with no error message: fork/exec {}: permission denied", path.display())
+        format!(
+            "netplugin failed with no error message: fork/exec {}: permission denied",
+            path.display()
+        )
     );
     symlink(script(b.path(), "real", "exit 0"), b.path().join("p")).unwrap();
     assert_eq!(find_plugin("p", &dirs).unwrap(), b.path().join("p"));
@@ -108,7 +112,10 @@ fn failures_have_the_references_texts() {
     assert_eq!(failure("kill -TERM $$"), format!("{nothing}signal: terminated"));
     assert_eq!(failure("echo boo >&2; exit 1"), "netplugin failed: \"boo\\n\": exit status 1");
     let typed = run(r#"echo '{"code":50,"msg":"down","details":"why"}'; exit 1"#, b"").unwrap_err();
-    assert_eq!((typed.code(), typed.to_string()), (ErrorCode::NOT_AVAILABLE, "down; why".to_owned()));
+    assert_eq!(
+        (typed.code(), typed.to_string()),
+        (ErrorCode::NOT_AVAILABLE, "down; why".to_owned())
+    );
     let dir = dir();
     let path = dir.path().join("gone");
     let text = format!("{nothing}fork/exec {}: no such file or directory", path.display());
@@ -163,7 +170,8 @@ fn a_plugin_is_killed_at_the_deadline() {
     // The sleeping grandchild keeps the pipes open beyond the plugin's death.
     for body in ["sleep 30", "exec sleep 30", "exec >&- 2>&-; sleep 30"] {
         let path = script(dir.path(), "p", body);
-        let call = PluginCommand { deadline: Some(Duration::from_millis(200)), ..call(&path, b"{}") };
+        let call =
+            PluginCommand { deadline: Some(Duration::from_millis(200)), ..call(&path, b"{}") };
         let started = Instant::now();
         let error = execute_with_stderr(&call, &mut io::sink()).unwrap_err();
         assert_eq!(error.message(), "netplugin failed with no error message: signal: killed");
@@ -219,7 +227,9 @@ fn version_of(body: &str) -> Result<VersionInfo> {
 #[test]
 fn version_replies_are_parsed() {
     let info = version_of(r#"echo '{"cniVersion":"1.0.0","supportedVersions":["0.4.0","1.0.0"]}'"#);
-    assert!(info.as_ref().unwrap().supports_version("0.4.0") && !info.unwrap().supports_version("0.4"));
+    assert!(
+        info.as_ref().unwrap().supports_version("0.4.0") && !info.unwrap().supports_version("0.4")
+    );
     assert!(version_of(r#"echo '{"cniVersion":"0.2.0"}'"#).unwrap().supports_version(""));
     let old = version_of(r#"echo '{"code":4,"msg":"unknown CNI_COMMAND: VERSION"}'; exit 1"#);
     assert_eq!(old.unwrap().supported_versions, ["0.1.0"]);

@@ -57,8 +57,9 @@ impl AtomicWriter {
         let file = create_new(AT_FDCWD, &self.temp, &self.temp, mode, bytes)?;
         let is_synced = self.durability == Durability::Synced;
         let written = if is_synced { file.sync_all() } else { Ok(()) };
-        let renamed =
-            written.during("write", &self.temp).and_then(|()| fs::rename(&self.temp, path).during("replace", path));
+        let renamed = written
+            .during("write", &self.temp)
+            .and_then(|()| fs::rename(&self.temp, path).during("replace", path));
         if renamed.is_err() {
             remove_file(&self.temp)?;
         }

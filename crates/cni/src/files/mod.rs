@@ -57,7 +57,9 @@ impl From<FileError> for error::Error {
                 let remedy = "try again; if that process hangs, end it to release the lock";
                 error.with_code(ErrorCode::TRY_AGAIN).with_details(remedy)
             }
-            io::ErrorKind::InvalidInput => error.with_details("find out where it comes from, and move it away"),
+            io::ErrorKind::InvalidInput => {
+                error.with_details("find out where it comes from, and move it away")
+            }
             _ => error,
         }
     }
@@ -86,7 +88,13 @@ pub fn sync_directory(path: &Path) -> FileResult<()> {
 
 /// Creates the file `name` in the directory `dir` with this content, in place of a file that a killed process left.
 /// Errors show `path`.
-pub fn create_new(dir: BorrowedFd<'_>, name: &Path, path: &Path, mode: Mode, bytes: &[u8]) -> FileResult<File> {
+pub fn create_new(
+    dir: BorrowedFd<'_>,
+    name: &Path,
+    path: &Path,
+    mode: Mode,
+    bytes: &[u8],
+) -> FileResult<File> {
     let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
     let file = match openat(dir, name, flags, mode) {
         Err(Errno::EEXIST) => {

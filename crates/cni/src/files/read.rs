@@ -38,7 +38,8 @@ pub fn read_regular_file(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     })?;
     let limit = most as u64;
     // Room for all of it and the end, so that two reads are enough. The kernel's files have no length.
-    let mut content = Vec::with_capacity(usize::try_from(meta.len().min(limit)).unwrap_or(most) + 1);
+    let mut content =
+        Vec::with_capacity(usize::try_from(meta.len().min(limit)).unwrap_or(most) + 1);
     if meta.len() <= limit {
         file.take(limit + 1).read_to_end(&mut content)?;
     }
@@ -92,6 +93,9 @@ mod tests {
         assert_eq!(read_regular_file(dir.path(), 9).unwrap_err().kind(), ErrorKind::IsADirectory);
         let huge = File::create(path("huge")).unwrap();
         huge.set_len(1 << 40).unwrap();
-        assert_eq!(read_regular_file(&path("huge"), 2048).unwrap_err().to_string(), "larger than 2 KiB");
+        assert_eq!(
+            read_regular_file(&path("huge"), 2048).unwrap_err().to_string(),
+            "larger than 2 KiB"
+        );
     }
 }

@@ -5,8 +5,8 @@ use std::iter::Enumerate;
 use std::{fmt, slice};
 
 use serde::de::{
-    self, DeserializeOwned, DeserializeSeed, Deserializer, Expected, IntoDeserializer, MapAccess, SeqAccess,
-    Unexpected, Visitor,
+    self, DeserializeOwned, DeserializeSeed, Deserializer, Expected, IntoDeserializer, MapAccess,
+    SeqAccess, Unexpected, Visitor,
 };
 use serde::forward_to_deserialize_any;
 
@@ -42,7 +42,11 @@ impl JsonDecodeError {
             return error;
         }
         let place: JsonValuePath = self.steps.into_iter().rev().collect();
-        let remedy = if self.remedy.is_empty() { remedy_for_reason(error.message(), &place) } else { &self.remedy };
+        let remedy = if self.remedy.is_empty() {
+            remedy_for_reason(error.message(), &place)
+        } else {
+            &self.remedy
+        };
         let colon = if remedy.is_empty() { "" } else { ": " };
         error.with_details(format!("in \"{place}\"{colon}{remedy}"))
     }
@@ -131,7 +135,9 @@ impl<'de> Deserializer<'de> for &'de Json {
             Json::Array(items) => visitor.visit_seq(JsonItemAccess(items.iter().enumerate())),
             Json::Object(members) => {
                 let members = members.iter().filter(|(_, value)| *value != Json::Null);
-                visitor.visit_map(JsonMemberAccess::new(members.map(|(k, v)| (k.as_str(), v)).collect()))
+                visitor.visit_map(JsonMemberAccess::new(
+                    members.map(|(k, v)| (k.as_str(), v)).collect(),
+                ))
             }
         }
     }
@@ -187,11 +193,15 @@ impl<'de> Deserializer<'de> for &'de Json {
 }
 
 /// The last member of each field, under the field's own spelling.
-fn match_fields<'de>(members: &'de [(String, Json)], fields: &'static [&'static str]) -> Vec<(&'de str, &'de Json)> {
+fn match_fields<'de>(
+    members: &'de [(String, Json)],
+    fields: &'static [&'static str],
+) -> Vec<(&'de str, &'de Json)> {
     let mut found: Vec<(&str, &Json)> = Vec::with_capacity(members.len());
     for (key, value) in members.iter().filter(|(_, value)| *value != Json::Null) {
         let exact = fields.iter().find(|f| *f == key);
-        let Some(field) = exact.or_else(|| fields.iter().find(|f| f.eq_ignore_ascii_case(key))) else {
+        let Some(field) = exact.or_else(|| fields.iter().find(|f| f.eq_ignore_ascii_case(key)))
+        else {
             continue;
         };
         match found.iter_mut().find(|(f, _)| f == field) {
@@ -216,12 +226,18 @@ impl<'de> JsonMemberAccess<'de> {
 impl<'de> MapAccess<'de> for JsonMemberAccess<'de> {
     type Error = JsonDecodeError;
 
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, JsonDecodeError> {
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, JsonDecodeError> {
         self.value = self.members.next();
         self.value.map(|(key, _)| seed.deserialize(key.into_deserializer())).transpose()
     }
 
-    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, JsonDecodeError> {
+    fn next_value_seed<V: DeserializeSeed<'de>>(
+        &mut self,
+        seed: V,
+    ) -> Result<V::Value, JsonDecodeError> {
         let Some((key, value)) = self.value else {
             return Err(de::Error::custom("value asked for before its key"));
         };
@@ -234,7 +250,10 @@ struct JsonItemAccess<'de>(Enumerate<slice::Iter<'de, Json>>);
 impl<'de> SeqAccess<'de> for JsonItemAccess<'de> {
     type Error = JsonDecodeError;
 
-    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, JsonDecodeError> {
+    fn next_element_seed<T: DeserializeSeed<'de>>(
+        &mut self,
+        seed: T,
+    ) -> Result<Option<T::Value>, JsonDecodeError> {
         let Some((index, item)) = self.0.next() else { return Ok(None) };
         seed.deserialize(item).map(Some).map_err(|e| e.with_parent_step(JsonPathStep::Index(index)))
     }

@@ -116,7 +116,10 @@ fn keys_at(fields_read: FieldReaderFn, path: &mut Vec<JsonPathStep>) -> DecodedK
     };
     if let Some(names) = fields {
         return DecodedKeys::Fields(
-            names.iter().map(|name| (*name, below(JsonPathStep::Key((*name).to_owned())))).collect(),
+            names
+                .iter()
+                .map(|name| (*name, below(JsonPathStep::Key((*name).to_owned()))))
+                .collect(),
         );
     }
     if lists == DEEPEST {
@@ -167,7 +170,8 @@ mod tests {
 
     #[test]
     fn keys_of_a_struct_are_listed() {
-        let inner = DecodedKeys::Fields(vec![("subnet", DecodedKeys::Any), ("mtu", DecodedKeys::Any)]);
+        let inner =
+            DecodedKeys::Fields(vec![("subnet", DecodedKeys::Any), ("mtu", DecodedKeys::Any)]);
         let list = |keys| DecodedKeys::Items(Box::new(keys));
         let keys = DecodedKeys::of_type::<Outer>();
         assert_eq!(
@@ -181,8 +185,10 @@ mod tests {
             ])
         );
         let more = DecodedKeys::Fields(vec![("new", DecodedKeys::Any)]);
-        let keys =
-            keys.with_member("raw", inner.clone()).with_member("raw", more.clone()).with_member("x", more.clone());
+        let keys = keys
+            .with_member("raw", inner.clone())
+            .with_member("raw", more.clone())
+            .with_member("x", more.clone());
         assert_eq!(keys.member_keys("RAW"), Some(&inner.with_member("new", DecodedKeys::Any)));
         assert_eq!(keys.member_keys("x"), Some(&more));
     }

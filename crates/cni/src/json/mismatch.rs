@@ -16,7 +16,10 @@ impl TypeMismatch {
     /// A value of another type than `expected`.
     pub(super) fn of_type(found: Unexpected<'_>, expected: &dyn Expected) -> TypeMismatch {
         let expected = describe_expected(&expected.to_string());
-        TypeMismatch { message: mismatch_message(found, &expected), remedy: mismatch_remedy(found, &expected) }
+        TypeMismatch {
+            message: mismatch_message(found, &expected),
+            remedy: mismatch_remedy(found, &expected),
+        }
     }
 }
 
@@ -73,7 +76,9 @@ fn mismatch_remedy(found: Unexpected<'_>, expected: &str) -> String {
         Unexpected::Str(text) if number && text.parse::<f64>().is_ok() => {
             format!("write {}, without quotes", text.trim())
         }
-        Unexpected::Str(_) if number => "write a number in digits, without quotes and unit".to_owned(),
+        Unexpected::Str(_) if number => {
+            "write a number in digits, without quotes and unit".to_owned()
+        }
         Unexpected::Str(text) if expected == "true or false" => {
             let is_no = ["false", "no", "off", "0", ""].contains(&&*text.to_lowercase());
             format!("write {}, without quotes", !is_no)
@@ -83,10 +88,14 @@ fn mismatch_remedy(found: Unexpected<'_>, expected: &str) -> String {
         }
         Unexpected::Float(x) if number && x.fract() == 0.0 => format!("write {x}"),
         Unexpected::Unit => "remove the null".to_owned(),
-        Unexpected::Seq if expected == "an object" => "write one object, without the brackets around it".to_owned(),
+        Unexpected::Seq if expected == "an object" => {
+            "write one object, without the brackets around it".to_owned()
+        }
         Unexpected::Seq => format!("write {expected}, without brackets"),
         _ if expected == "a list" => "put it into brackets, [...]".to_owned(),
-        Unexpected::Unsigned(_) | Unexpected::Signed(_) | Unexpected::Float(_) if expected == "a text" => {
+        Unexpected::Unsigned(_) | Unexpected::Signed(_) | Unexpected::Float(_)
+            if expected == "a text" =>
+        {
             "put it into double quotes".to_owned()
         }
         _ => String::new(),

@@ -71,7 +71,8 @@ impl Json {
     /// # }
     /// ```
     pub fn parse(bytes: &[u8]) -> Result<Json> {
-        let text = str::from_utf8(bytes).map_or_else(|_| replace_invalid_utf8(bytes).into(), Cow::Borrowed);
+        let text = str::from_utf8(bytes)
+            .map_or_else(|_| replace_invalid_utf8(bytes).into(), Cow::Borrowed);
         serde_json::from_str(&text).map_err(|cause| syntax::parse_error(bytes, &text, &cause))
     }
 

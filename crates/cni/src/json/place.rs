@@ -65,7 +65,9 @@ impl JsonValuePath {
 
     /// The keys among the steps.
     pub fn key_steps(&self) -> impl DoubleEndedIterator<Item = &str> {
-        self.0.iter().filter_map(|step| if let JsonPathStep::Key(name) = step { Some(&**name) } else { None })
+        self.0.iter().filter_map(|step| {
+            if let JsonPathStep::Key(name) = step { Some(&**name) } else { None }
+        })
     }
 
     /// The first step, if it is a key.
@@ -79,8 +81,10 @@ impl JsonValuePath {
         for step in &self.0 {
             value = match step {
                 JsonPathStep::Key(name) => {
-                    let members: HashMap<String, &RawValue> = serde_json::from_str(value.get()).ok()?;
-                    let found = members.into_iter().filter(|(key, _)| key.eq_ignore_ascii_case(name));
+                    let members: HashMap<String, &RawValue> =
+                        serde_json::from_str(value.get()).ok()?;
+                    let found =
+                        members.into_iter().filter(|(key, _)| key.eq_ignore_ascii_case(name));
                     // The last one in the text counts.
                     found.map(|(_, value)| value).max_by_key(|value| value.get().as_ptr())?
                 }
@@ -157,6 +161,9 @@ mod tests {
         for text in ["", "a", "ipam.ranges[0][1].subnet", "plugins[1]"] {
             assert_eq!(JsonValuePath::parse(text).to_string(), text);
         }
-        assert_eq!(JsonValuePath::root_member("a").join_path(&JsonValuePath::parse("b[0]")).to_string(), "a.b[0]");
+        assert_eq!(
+            JsonValuePath::root_member("a").join_path(&JsonValuePath::parse("b[0]")).to_string(),
+            "a.b[0]"
+        );
     }
 }

@@ -23,11 +23,8 @@ pub(super) fn parse_error(bytes: &[u8], text: &str, cause: &serde_json::Error) -
     let Some(found) = text[at..].chars().next() else {
         return malformed_error(format!("{expected} {place}"));
     };
-    malformed_error(format!("{expected}, found {} {place}", describe_char(found))).with_details(suggest_correction(
-        &expected,
-        &text[..at],
-        found,
-    ))
+    malformed_error(format!("{expected}, found {} {place}", describe_char(found)))
+        .with_details(suggest_correction(&expected, &text[..at], found))
 }
 
 fn malformed_error(msg: String) -> Error {
@@ -36,7 +33,8 @@ fn malformed_error(msg: String) -> Error {
 
 /// The offset of the character that the parser refused, or of the last one that it read.
 fn error_offset(text: &str, cause: &serde_json::Error) -> usize {
-    let before: usize = text.split_inclusive('\n').take(cause.line().saturating_sub(1)).map(str::len).sum();
+    let before: usize =
+        text.split_inclusive('\n').take(cause.line().saturating_sub(1)).map(str::len).sum();
     // The parser counts bytes; at the end of the text, those that it read.
     let is_end = cause.classify() == Category::Eof;
     let at = (before + cause.column() + usize::from(is_end)).saturating_sub(1).min(text.len());
@@ -79,7 +77,9 @@ fn suggest_correction(expected: &str, before: &str, found: char) -> &'static str
     let is_start = before.trim().is_empty();
     match found {
         '\u{feff}' if before.is_empty() => "this is a byte order mark: save the file without it",
-        '\u{200b}'..='\u{200f}' | '\u{2060}' | '\u{ad}' | '\u{feff}' => "this character is invisible: delete it",
+        '\u{200b}'..='\u{200f}' | '\u{2060}' | '\u{ad}' | '\u{feff}' => {
+            "this character is invisible: delete it"
+        }
         '\u{2018}'..='\u{201f}' | '«' | '»' | '´' | '`' | '\u{2032}' | '\u{2033}' | '＂' => {
             "this is a typographic quote: replace it by \""
         }
@@ -90,10 +90,16 @@ fn suggest_correction(expected: &str, before: &str, found: char) -> &'static str
             "this is a no-break space or the like: replace it by a space"
         }
         '/' | '#' => "JSON has no comments: delete it",
-        '\\' if !expected.starts_with("invalid") => "a backslash belongs inside of texts only: delete it",
+        '\\' if !expected.starts_with("invalid") => {
+            "a backslash belongs inside of texts only: delete it"
+        }
         '}' | ']' if before.trim_end().ends_with(',') => "delete the comma before it",
-        '{' if expected.contains("key") => "a brace is too many, or a placeholder of a template was not replaced",
-        '-' | 'A'..='Z' | 'a'..='z' if is_start => "the document starts with {: rewrite YAML and other formats as JSON",
+        '{' if expected.contains("key") => {
+            "a brace is too many, or a placeholder of a template was not replaced"
+        }
+        '-' | 'A'..='Z' | 'a'..='z' if is_start => {
+            "the document starts with {: rewrite YAML and other formats as JSON"
+        }
         _ => correction_by_grammar(expected, found),
     }
 }
@@ -106,7 +112,9 @@ fn correction_by_grammar(expected: &str, found: char) -> &'static str {
         "expected the end of the text" => {
             "end the text with a double quote, or write \\n for a line break and \\t for a tab"
         }
-        "expected the end of the document" => "delete what follows the document, or the bracket that ends it too early",
+        "expected the end of the document" => {
+            "delete what follows the document, or the bracket that ends it too early"
+        }
         "invalid number" => "write it in decimal digits, without + and leading zeros",
         "invalid escape sequence" => "write \\\\ for a backslash",
         _ if expected.starts_with("expected a comma") => match found {
@@ -170,7 +178,9 @@ mod tests {
 
     #[test]
     fn utf_16_is_recognised() {
-        let utf16 = |text: &str| -> Vec<u8> { text.encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<u8>>() };
+        let utf16 = |text: &str| -> Vec<u8> {
+            text.encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<u8>>()
+        };
         let told = told(utf16("\u{feff}{}"));
         assert!(told.contains("mark of UTF-16") && told.ends_with("save the file as UTF-8"));
     }

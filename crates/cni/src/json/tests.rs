@@ -46,7 +46,10 @@ fn repeated_objects_merge() {
 
 #[test]
 fn null_is_absent() {
-    assert_eq!(decode(r#"{"isGateway":null,"mtu":null,"ipam":null,"list":null}"#).unwrap(), Conf::default());
+    assert_eq!(
+        decode(r#"{"isGateway":null,"mtu":null,"ipam":null,"list":null}"#).unwrap(),
+        Conf::default()
+    );
 }
 
 #[test]
@@ -100,7 +103,8 @@ fn maps_keep_their_keys() {
 
 #[test]
 fn numbers_stay_exact() {
-    let text = r#"{"a":18446744073709551615,"b":-9223372036854775808,"c":9007199254740993,"d":0.5}"#;
+    let text =
+        r#"{"a":18446744073709551615,"b":-9223372036854775808,"c":9007199254740993,"d":0.5}"#;
     let json = Json::parse(text.as_bytes()).unwrap();
     assert_eq!(encode_compact(&json).unwrap(), text);
     let json = Json::parse(br#"{"a":1.0,"b":[1e3,2.5]}"#).unwrap().with_normalised_numbers();
@@ -109,8 +113,12 @@ fn numbers_stay_exact() {
 
 #[test]
 fn output_equals_that_of_the_reference() {
-    let json = Json::parse(r#"{"b":[1,{"x":"<&>\u2028\u2029ä\""}],"a":{},"c":[]}"#.as_bytes()).unwrap();
-    assert_eq!(encode_compact(&json).unwrap(), r#"{"b":[1,{"x":"\u003c\u0026\u003e\u2028\u2029ä\""}],"a":{},"c":[]}"#);
+    let json =
+        Json::parse(r#"{"b":[1,{"x":"<&>\u2028\u2029ä\""}],"a":{},"c":[]}"#.as_bytes()).unwrap();
+    assert_eq!(
+        encode_compact(&json).unwrap(),
+        r#"{"b":[1,{"x":"\u003c\u0026\u003e\u2028\u2029ä\""}],"a":{},"c":[]}"#
+    );
     assert_eq!(
         encode_pretty(&json.with_sorted_keys()).unwrap().lines().take(3).collect::<Vec<_>>(),
         ["{", "    \"a\": {},", "    \"b\": ["]

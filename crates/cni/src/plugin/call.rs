@@ -21,8 +21,14 @@ pub enum CniVerb {
 }
 
 impl CniVerb {
-    const ALL: [CniVerb; 6] =
-        [CniVerb::Add, CniVerb::Check, CniVerb::Del, CniVerb::Gc, CniVerb::Status, CniVerb::Version];
+    const ALL: [CniVerb; 6] = [
+        CniVerb::Add,
+        CniVerb::Check,
+        CniVerb::Del,
+        CniVerb::Gc,
+        CniVerb::Status,
+        CniVerb::Version,
+    ];
 
     /// The verb in the environment's upper case.
     ///
@@ -82,7 +88,9 @@ impl CallEnvironment {
     /// assert_eq!(CallEnvironment::from_process().command, "");
     /// ```
     pub fn from_process() -> CallEnvironment {
-        CallEnvironment::from_lookup(|name| std::env::var_os(name).unwrap_or_default().to_string_lossy().into_owned())
+        CallEnvironment::from_lookup(|name| {
+            std::env::var_os(name).unwrap_or_default().to_string_lossy().into_owned()
+        })
     }
 
     /// The variables, looked up by name with `var`.
@@ -193,13 +201,19 @@ mod tests {
 
     #[test]
     fn each_verb_requires_its_variables() {
-        let none = |command: &str| CallEnvironment { command: command.into(), ..CallEnvironment::default() };
+        let none = |command: &str| CallEnvironment {
+            command: command.into(),
+            ..CallEnvironment::default()
+        };
         let expect = |list: &str| format!("required env variables [{list}] missing");
         for verb in ["ADD", "CHECK", "DEL", "GC", "STATUS", "VERSION", "FOO"] {
             assert_eq!(missing(&env(verb)), "");
         }
         for verb in ["ADD", "CHECK"] {
-            assert_eq!(missing(&none(verb)), expect("CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH"));
+            assert_eq!(
+                missing(&none(verb)),
+                expect("CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH")
+            );
         }
         assert_eq!(missing(&none("DEL")), expect("CNI_CONTAINERID,CNI_IFNAME,CNI_PATH"));
         assert_eq!(missing(&none("GC")), expect("CNI_PATH"));
@@ -219,8 +233,10 @@ mod tests {
 
     #[test]
     fn the_override_of_the_namespace_check_is_a_boolean() {
-        for (value, on) in [("1", true), ("TRUE", true), ("yes", false), ("0", false), ("", false)] {
-            let env = CallEnvironment { netns_override: value.into(), ..CallEnvironment::default() };
+        for (value, on) in [("1", true), ("TRUE", true), ("yes", false), ("0", false), ("", false)]
+        {
+            let env =
+                CallEnvironment { netns_override: value.into(), ..CallEnvironment::default() };
             assert_eq!(env.overrides_netns_check(), on, "{value}");
         }
     }

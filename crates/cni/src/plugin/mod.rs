@@ -173,11 +173,17 @@ impl<K> Network<K> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn run_delegate(&self, plugin: &str, verb: CniVerb, config: &[u8]) -> Result<Option<CniResult>> {
+    pub fn run_delegate(
+        &self,
+        plugin: &str,
+        verb: CniVerb,
+        config: &[u8],
+    ) -> Result<Option<CniResult>> {
         let path = find_plugin(plugin, &split_path(&self.env.path))?;
         let env = self.env.with_verb(verb);
         let env = env.to_variables().map(|(name, value)| (name, value.to_owned())).to_vec();
-        let stdout = execute_plugin(&PluginCommand { path: &path, env, stdin: config, deadline: None })?;
+        let stdout =
+            execute_plugin(&PluginCommand { path: &path, env, stdin: config, deadline: None })?;
         (verb == CniVerb::Add).then(|| read_result(&stdout, self.version)).transpose()
     }
 }
@@ -217,16 +223,17 @@ impl Attachment {
     /// # }
     /// ```
     pub fn require_prev_result(&self) -> Result<&CniResult> {
-        self.prev_result
-            .as_ref()
-            .ok_or_else(|| Error::config("required prevResult missing").with_details(PREV_RESULT_REMEDY))
+        self.prev_result.as_ref().ok_or_else(|| {
+            Error::config("required prevResult missing").with_details(PREV_RESULT_REMEDY)
+        })
     }
 }
 
 /// How GC names the attachment.
 impl From<&Attachment> for ValidAttachment {
     fn from(attachment: &Attachment) -> ValidAttachment {
-        let (container_id, ifname) = (attachment.container_id.to_string(), attachment.ifname.to_string());
+        let (container_id, ifname) =
+            (attachment.container_id.to_string(), attachment.ifname.to_string());
         ValidAttachment { container_id, ifname }
     }
 }
@@ -255,14 +262,19 @@ pub fn main<P: Plugin>() -> ExitCode {
         let versions: Vec<_> = P::VERSIONS.iter().map(|version| version.as_str()).collect();
         let supported = versions.join(", ");
         // Nobody could be told that stderr is closed.
-        drop(writeln!(io::stderr(), "CNI {} plugin\nCNI protocol versions supported: {supported}", P::NAME));
+        drop(writeln!(
+            io::stderr(),
+            "CNI {} plugin\nCNI protocol versions supported: {supported}",
+            P::NAME
+        ));
         return ExitCode::SUCCESS;
     }
     if CniVerb::parse(&env.command) == Some(CniVerb::Version) {
         return print_versions(P::VERSIONS);
     }
     let mut stdin = Vec::new();
-    let outcome = read_stdin(&mut stdin).and_then(|()| run_guarded(P::NAME, &|| run::<P>(&env, &stdin)));
+    let outcome =
+        read_stdin(&mut stdin).and_then(|()| run_guarded(P::NAME, &|| run::<P>(&env, &stdin)));
     let printed = print_outcome(&outcome, &stdin);
     if printed != ExitCode::SUCCESS && outcome.is_ok() {
         // The runtime has ended, or would not know the result.
@@ -292,19 +304,26 @@ pub fn run<P: Plugin>(env: &CallEnvironment, request: &[u8]) -> Result<Option<Cn
     env.require_variables()?;
     let DecodedRequest { verb, config, version } =
         DecodedRequest::decode(env, request, P::VERSIONS, &|text| log::warn!("{text}"))?;
-    let keys =
-        config.decode_keys(verb.only_removes().then_some(&|error| log::warn!("{}", absent_key_warning(error))))?;
+    let keys = config.decode_keys(
+        verb.only_removes().then_some(&|error| log::warn!("{}", absent_key_warning(error))),
+    )?;
     let network = &Network { keys, config, version, env: env.clone(), request: request.to_vec() };
     match verb {
         CniVerb::Add => {
             let result = P::add(network, &Attachment::of_call(network, None)?)?;
-            return result.convert_to(version).inspect_err(|_| undo_add::<P>(env, request)).map(Some);
+            return result
+                .convert_to(version)
+                .inspect_err(|_| undo_add::<P>(env, request))
+                .map(Some);
         }
         CniVerb::Check => P::check(network, &Attachment::of_call(network, None)?)?,
         CniVerb::Del => {
             P::del(
                 network,
-                &Attachment::of_call(network, Some(&|error| log::warn!("{}", no_prev_result_warning(error))))?,
+                &Attachment::of_call(
+                    network,
+                    Some(&|error| log::warn!("{}", no_prev_result_warning(error))),
+                )?,
             )?;
         }
         CniVerb::Gc => match network.config.valid_attachments()? {

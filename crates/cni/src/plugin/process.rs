@@ -28,7 +28,10 @@ pub fn read_stdin(stdin: &mut Vec<u8>) -> Result<()> {
 }
 
 /// Runs the plugin and reports a panic of the program called `program`, after the drops, as a CNI error.
-pub fn run_guarded(program: &str, run: &dyn Fn() -> Result<Option<CniResult>>) -> Result<Option<CniResult>> {
+pub fn run_guarded(
+    program: &str,
+    run: &dyn Fn() -> Result<Option<CniResult>>,
+) -> Result<Option<CniResult>> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(ToString::to_string);
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
@@ -113,7 +116,10 @@ mod tests {
     #[test]
     fn panics_become_errors() {
         let error = run_guarded("bridge", &|| panic!("boom {}", 1)).unwrap_err();
-        assert_eq!((error.code(), error.message()), (ErrorCode::INTERNAL, "bridge panicked: boom 1"));
+        assert_eq!(
+            (error.code(), error.message()),
+            (ErrorCode::INTERNAL, "bridge panicked: boom 1")
+        );
     }
 
     #[test]

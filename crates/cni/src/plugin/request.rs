@@ -36,7 +36,9 @@ impl DecodedRequest {
             .map_err(|e| if verb.is_none() { e.with_details(unknown().to_string()) } else { e })?;
         let Some(verb) = verb else { return Err(unknown()) };
         if config.json.get_present_member("plugins").is_some() {
-            warn("the configuration is a list (\"plugins\"), but a plugin gets one entry; cnitool runs a list");
+            warn(
+                "the configuration is a list (\"plugins\"), but a plugin gets one entry; cnitool runs a list",
+            );
         }
         match config.read_version() {
             Err(error) if verb == CniVerb::Del => warn(&absent_key_warning(&error)),
@@ -45,7 +47,9 @@ impl DecodedRequest {
         let written = &config.cni_version;
         let version = match verb {
             CniVerb::Check => version_for_verb(verb, SpecVersion::V0_4_0, written, supported)?,
-            CniVerb::Gc | CniVerb::Status => version_for_verb(verb, SpecVersion::V1_1_0, written, supported)?,
+            CniVerb::Gc | CniVerb::Status => {
+                version_for_verb(verb, SpecVersion::V1_1_0, written, supported)?
+            }
             // ADD had another version than this one.
             CniVerb::Del => supported_version(written, supported).unwrap_or_else(|error| {
                 warn(&format!("{error}; DEL goes on as with {}", SpecVersion::NEWEST));
@@ -53,7 +57,9 @@ impl DecodedRequest {
             }),
             CniVerb::Add | CniVerb::Version => supported_version(written, supported)?,
         };
-        config.read_common(verb.only_removes().then_some(&|error| warn(&absent_key_warning(error))))?;
+        config.read_common(
+            verb.only_removes().then_some(&|error| warn(&absent_key_warning(error))),
+        )?;
         Ok(DecodedRequest { verb, config, version })
     }
 }
@@ -73,14 +79,20 @@ fn supported_version(text: &str, supported: &[SpecVersion]) -> Result<SpecVersio
     SpecVersion::parse_exact(text).filter(|v| supported.contains(v)).ok_or_else(|| {
         let written = if text.is_empty() { SpecVersion::V0_1_0.as_str() } else { text };
         let list = quoted_list(supported);
-        let write = nearest_supported(written, supported).map_or(String::new(), |near| format!("; write \"{near}\""));
+        let write = nearest_supported(written, supported)
+            .map_or(String::new(), |near| format!("; write \"{near}\""));
         Error::new(ErrorCode::INCOMPATIBLE_VERSION, "incompatible CNI versions")
             .with_details(format!("config is \"{written}\", plugin supports {list}{write}"))
     })
 }
 
 /// The checks for a verb of version `since` and later, in the reference's order.
-fn version_for_verb(verb: CniVerb, since: SpecVersion, text: &str, supported: &[SpecVersion]) -> Result<SpecVersion> {
+fn version_for_verb(
+    verb: CniVerb,
+    since: SpecVersion,
+    text: &str,
+    supported: &[SpecVersion],
+) -> Result<SpecVersion> {
     let refuse = |part: &str| {
         let msg = format!("{part} version does not allow {}", verb.as_str());
         Err(Error::new(ErrorCode::INCOMPATIBLE_VERSION, msg))

@@ -28,12 +28,15 @@ impl Default for Keys {
 }
 
 fn record(what: &str, network: &Network<Keys>) {
-    CALLS.with_borrow_mut(|calls| calls.push(format!("{what} {} mtu {}", network.version, network.keys.mtu)));
+    CALLS.with_borrow_mut(|calls| {
+        calls.push(format!("{what} {} mtu {}", network.version, network.keys.mtu));
+    });
 }
 
 impl Plugin for Recorder {
     const NAME: &'static str = "recorder";
-    const VERSIONS: &'static [SpecVersion] = &[SpecVersion::V0_2_0, SpecVersion::V1_0_0, SpecVersion::V1_1_0];
+    const VERSIONS: &'static [SpecVersion] =
+        &[SpecVersion::V0_2_0, SpecVersion::V1_0_0, SpecVersion::V1_1_0];
     type Keys = Keys;
 
     fn add(network: &Network<Keys>, _: &Attachment) -> Result<CniResult> {
@@ -72,10 +75,12 @@ fn call(verb: CniVerb, path: &str, request: &str) -> (Result<Option<CniResult>>,
 
 #[test]
 fn an_add_whose_result_the_version_lacks_is_undone() {
-    let (outcome, calls) = call(CniVerb::Add, "/none", r#"{"cniVersion": "0.2.0", "name": "n", "type": "recorder"}"#);
+    let (outcome, calls) =
+        call(CniVerb::Add, "/none", r#"{"cniVersion": "0.2.0", "name": "n", "type": "recorder"}"#);
     assert!(outcome.is_err());
     assert_eq!(calls, ["add 0.2.0 mtu 1500", "del 0.2.0 mtu 1500"]);
-    let (outcome, calls) = call(CniVerb::Add, "/none", r#"{"cniVersion": "1.0.0", "name": "n", "type": "recorder"}"#);
+    let (outcome, calls) =
+        call(CniVerb::Add, "/none", r#"{"cniVersion": "1.0.0", "name": "n", "type": "recorder"}"#);
     assert_eq!(outcome.unwrap().unwrap().version, SpecVersion::V1_0_0);
     assert_eq!(calls, ["add 1.0.0 mtu 1500"]);
 }
@@ -96,7 +101,8 @@ fn del_goes_on_with_what_decodes() {
 
 #[test]
 fn gc_without_a_list_removes_nothing() {
-    let (outcome, calls) = call(CniVerb::Gc, "/none", r#"{"cniVersion": "1.1.0", "name": "n", "type": "recorder"}"#);
+    let (outcome, calls) =
+        call(CniVerb::Gc, "/none", r#"{"cniVersion": "1.1.0", "name": "n", "type": "recorder"}"#);
     assert_eq!((outcome, calls.len()), (Ok(None), 0));
     let empty = r#"{"cniVersion": "1.1.0", "name": "n", "type": "recorder", "cni.dev/valid-attachments": []}"#;
     assert_eq!(call(CniVerb::Gc, "/none", empty).1, ["gc 0 1.1.0 mtu 1500"]);

@@ -60,7 +60,10 @@ fn results_without_addresses_have_no_form_before_0_3_0() {
     let empty = CniResult::new();
     let error = empty.clone().convert_to(SpecVersion::V0_2_0).unwrap_err();
     assert_eq!(error.message(), "cannot convert: no valid IP addresses");
-    assert_eq!(print(&empty.convert_to(SpecVersion::V0_4_0).unwrap()), r#"{"cniVersion":"0.4.0","dns":{}}"#);
+    assert_eq!(
+        print(&empty.convert_to(SpecVersion::V0_4_0).unwrap()),
+        r#"{"cniVersion":"0.4.0","dns":{}}"#
+    );
     // A result that was decoded from such a version passes.
     assert_eq!(converted(r#"{"cniVersion":"0.2.0"}"#, SpecVersion::V0_1_0).len(), 31);
 }
@@ -96,7 +99,9 @@ fn the_version_of_a_result_is_read_or_the_default() {
 
 #[test]
 fn previous_results_must_be_of_the_same_generation() {
-    let prev = |text: &str, version| CniResult::decode_prev_result(&Json::parse(text.as_bytes()).unwrap(), version);
+    let prev = |text: &str, version| {
+        CniResult::decode_prev_result(&Json::parse(text.as_bytes()).unwrap(), version)
+    };
     assert!(prev(r#"{"cniVersion":"1.0.0"}"#, SpecVersion::V1_1_0).is_ok());
     assert!(prev(r#"{"cniVersion":""}"#, SpecVersion::V1_1_0).is_ok());
     assert_eq!(
@@ -115,7 +120,10 @@ fn errors_name_the_invalid_member() {
         let json = Json::parse(text.as_bytes()).unwrap();
         CniResult::decode(&json, SpecVersion::NEWEST).unwrap_err()
     };
-    assert_eq!(bad(r#"{"routes":[{"dst":"10.0.0.0/8","gw":"x"}]}"#).message(), "invalid IP address: x");
+    assert_eq!(
+        bad(r#"{"routes":[{"dst":"10.0.0.0/8","gw":"x"}]}"#).message(),
+        "invalid IP address: x"
+    );
     assert_eq!(bad(r#"{"routes":[{"gw":"1.1.1.1"}]}"#).message(), "the key \"dst\" is missing");
     assert_eq!(bad(r#"{"ips":[{"address":"1.2.3"}]}"#).message(), "invalid CIDR address: 1.2.3");
     assert!(bad(r#"{"interfaces":[null]}"#).details().contains("interfaces[0]"));

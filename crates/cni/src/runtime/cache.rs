@@ -190,7 +190,11 @@ impl Runtime {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn cached_result(&self, list: &NetworkList, attach: &AttachmentParams) -> Result<Option<CniResult>> {
+    pub fn cached_result(
+        &self,
+        list: &NetworkList,
+        attach: &AttachmentParams,
+    ) -> Result<Option<CniResult>> {
         let key = CacheFileKey::from_complete_names(&list.name, attach)?;
         let Some(file) = self.read_cache_file(&key, "decoding version from network config")? else {
             return Ok(None);
@@ -250,7 +254,8 @@ impl Runtime {
             let msg = format!("read cached network \"{network}\" config has wrong kind: {kind}");
             return Err(Error::new(ErrorCode::DECODE, msg));
         }
-        let CachedAttachment { config, attach: cached, .. } = decode_attachment(&file).context(|| what)?;
+        let CachedAttachment { config, attach: cached, .. } =
+            decode_attachment(&file).context(|| what)?;
         let args = if cached.args.is_empty() { attach.args.clone() } else { cached.args };
         let capability_args = cached.capability_args;
         Ok(Some((config, AttachmentParams { args, capability_args, ..attach.clone() })))
@@ -295,7 +300,8 @@ impl Runtime {
             let infix = format!("-{container_id}-");
             names.retain(|name| name.contains(&infix) || name.ends_with(HASHED));
         }
-        let mut found: Vec<_> = names.iter().filter_map(|name| read_listed_file(&results, name)).collect();
+        let mut found: Vec<_> =
+            names.iter().filter_map(|name| read_listed_file(&results, name)).collect();
         found.retain(|c| container_id.is_empty() || c.attach.container_id == container_id);
         Ok(found)
     }
@@ -338,7 +344,11 @@ fn read_listed_file(results: &Path, name: &str) -> Option<CachedAttachment> {
 }
 
 /// The content of a file, with the keys in the reference's order.
-fn cache_file_content(list: &NetworkList, attach: &AttachmentParams, result: Option<&CniResult>) -> Json {
+fn cache_file_content(
+    list: &NetworkList,
+    attach: &AttachmentParams,
+    result: Option<&CniResult>,
+) -> Json {
     let mut members: Vec<(&str, Json)> = vec![
         ("kind", KIND.into()),
         ("containerId", attach.container_id.as_str().into()),
@@ -353,7 +363,11 @@ fn cache_file_content(list: &NetworkList, attach: &AttachmentParams, result: Opt
         members.push((
             "cniArgs",
             Json::Array(
-                attach.args.iter().map(|(k, v)| Json::Array(vec![k.as_str().into(), v.as_str().into()])).collect(),
+                attach
+                    .args
+                    .iter()
+                    .map(|(k, v)| Json::Array(vec![k.as_str().into(), v.as_str().into()]))
+                    .collect(),
             ),
         ));
     }
@@ -372,7 +386,8 @@ fn decode_attachment(file: &Json) -> Result<CachedAttachment> {
     let config = STANDARD
         .decode(text_member(file, "config"))
         .map_err(|why| Error::new(ErrorCode::DECODE, format!("config: {why}")))?;
-    let args: Option<Vec<(String, String)>> = file.get_present_member("cniArgs").map(Json::decode).transpose()?;
+    let args: Option<Vec<(String, String)>> =
+        file.get_present_member("cniArgs").map(Json::decode).transpose()?;
     let capability_args = match file.get_present_member("capabilityArgs") {
         Some(Json::Object(members)) => members.clone(),
         _ => Vec::new(),

@@ -219,7 +219,9 @@ pub fn find_config_files(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>
         let name = entry.file_name();
         // `Path::extension` would skip a file called ".conf", which libcni reads.
         let extension = name.to_str().and_then(|name| name.rsplit_once('.')).map(|(_, e)| e);
-        if extension.is_some_and(|e| extensions.contains(&e)) && !entry.file_type().map_err(failed)?.is_dir() {
+        if extension.is_some_and(|e| extensions.contains(&e))
+            && !entry.file_type().map_err(failed)?.is_dir()
+        {
             files.push(entry.path());
         }
     }

@@ -52,10 +52,9 @@ impl Runtime {
             Vec::new()
         });
         let is_stale = |attach: &AttachmentParams| {
-            !valid
-                .unwrap_or_default()
-                .iter()
-                .any(|valid| valid.container_id == attach.container_id && valid.ifname == attach.ifname)
+            !valid.unwrap_or_default().iter().any(|valid| {
+                valid.container_id == attach.container_id && valid.ifname == attach.ifname
+            })
         };
         for stale in cached.iter().filter(|c| c.network == list.name && is_stale(&c.attach)) {
             let at_add = stale.network_list();
@@ -73,7 +72,8 @@ impl Runtime {
                 errors.push(Error::new(error.code(), format!("{what}: {error}")));
             }
         }
-        join_errors(&errors, "\n").map_or(Ok(()), |(code, text)| Err(Error::from_other_plugin(code, text, "")))
+        join_errors(&errors, "\n")
+            .map_or(Ok(()), |(code, text)| Err(Error::from_other_plugin(code, text, "")))
     }
 
     /// Asks every plugin in order whether it could serve an ADD now. Returns the first error as it
@@ -128,8 +128,11 @@ impl Runtime {
     /// # }
     /// ```
     pub fn validate(&self, list: &NetworkList) -> Result<Vec<String>> {
-        let errors: Vec<Error> =
-            list.plugins.iter().filter_map(|plugin| self.validate_version(plugin, &list.cni_version).err()).collect();
+        let errors: Vec<Error> = list
+            .plugins
+            .iter()
+            .filter_map(|plugin| self.validate_version(plugin, &list.cni_version).err())
+            .collect();
         match join_errors(&errors, " ") {
             Some((code, text)) => Err(Error::from_other_plugin(code, format!("[{text}]"), "")),
             None => Ok(capability_names(&list.plugins)),

@@ -46,7 +46,8 @@ impl NetworkList {
     /// # }
     /// ```
     pub fn from_bytes(bytes: &[u8]) -> Result<NetworkList> {
-        let (mut list, entries) = parse_without_plugins(bytes).context(|| "error parsing configuration list")?;
+        let (mut list, entries) =
+            parse_without_plugins(bytes).context(|| "error parsing configuration list")?;
         for (i, entry) in entries.iter().enumerate() {
             let plugin = PluginConfig::from_entry(entry);
             list.plugins.push(plugin.context(|| format!("failed to parse plugin config {i}"))?);
@@ -123,7 +124,9 @@ impl NetworkList {
     /// # }
     /// ```
     pub fn load(dir: &Path, name: &str) -> Result<NetworkList> {
-        let files = [find_config_files(dir, &["conflist"])?, find_config_files(dir, &["conf", "json"])?].concat();
+        let files =
+            [find_config_files(dir, &["conflist"])?, find_config_files(dir, &["conf", "json"])?]
+                .concat();
         let (mut names, mut broken) = (Vec::new(), None);
         for file in &files {
             match NetworkList::from_any_file(file) {
@@ -143,7 +146,8 @@ impl NetworkList {
                 "put a *.conflist, *.conf or *.json file there, or choose the directory with --conf-dir or NETCONFPATH",
             ));
         }
-        let order = if name.contains('/') { "the network comes first, then the namespace; " } else { "" };
+        let order =
+            if name.contains('/') { "the network comes first, then the namespace; " } else { "" };
         let details = format!("{order}there are: {}", names.join(", "));
         let msg = format!("no net configuration with name \"{name}\" in {dir}");
         Err(Error::config(msg).with_details(details))
@@ -236,9 +240,8 @@ fn parse_without_plugins(bytes: &[u8]) -> Result<(NetworkList, Vec<Json>)> {
             None => return Err(Error::config("no name")),
             Some(Json::String(name)) => name.clone(),
             Some(other) => {
-                return Err(
-                    wrong_type_error("invalid name type", other).with_details("write the name in double quotes")
-                );
+                return Err(wrong_type_error("invalid name type", other)
+                    .with_details("write the name in double quotes"));
             }
         },
         cni_version: choose_version(&json)?,
@@ -256,15 +259,13 @@ fn parse_without_plugins(bytes: &[u8]) -> Result<(NetworkList, Vec<Json>)> {
         }
         None => Vec::new(),
         Some(Json::Array(entries)) if entries.is_empty() => {
-            return Err(
-                Error::config("no plugins in list").with_details("add a plugin to \"plugins\", or remove the file")
-            );
+            return Err(Error::config("no plugins in list")
+                .with_details("add a plugin to \"plugins\", or remove the file"));
         }
         Some(Json::Array(entries)) => entries.clone(),
         Some(other) => {
-            return Err(
-                wrong_type_error("invalid 'plugins' type", other).with_details("put the plugins into brackets, [...]")
-            );
+            return Err(wrong_type_error("invalid 'plugins' type", other)
+                .with_details("put the plugins into brackets, [...]"));
         }
     };
     Ok((list, entries))
@@ -289,10 +290,8 @@ fn boolean_member(json: &Json, key: &str) -> Result<bool> {
             "false" => Ok(false),
             other => Err(Error::config(format!("invalid value \"{other}\" for {key}"))),
         },
-        Some(other) => {
-            Err(Error::config(format!("invalid type {} for {key}", other.go_type()))
-                .with_details("write true or false"))
-        }
+        Some(other) => Err(Error::config(format!("invalid type {} for {key}", other.go_type()))
+            .with_details("write true or false")),
     }
 }
 
@@ -302,7 +301,8 @@ fn choose_version(json: &Json) -> Result<String> {
         None => "",
         Some(Json::String(text)) => text,
         Some(other) => {
-            return Err(wrong_type_error("invalid cniVersion type", other).with_details(quoting_remedy(other)));
+            return Err(wrong_type_error("invalid cniVersion type", other)
+                .with_details(quoting_remedy(other)));
         }
     };
     let choice = match exact_member(json, "cniVersions") {
@@ -320,12 +320,16 @@ fn choose_version(json: &Json) -> Result<String> {
             return Err(wrong_type_error(&what, entry).with_details(quoting_remedy(entry)));
         };
         usable.push((
-            text.parse::<VersionNumber>().context(|| format!("invalid cniVersions entry {text} at index {i}"))?,
+            text.parse::<VersionNumber>()
+                .context(|| format!("invalid cniVersions entry {text} at index {i}"))?,
             text.as_str(),
         ));
     }
     if !single.is_empty() {
-        usable.push((single.parse::<VersionNumber>().context(|| format!("invalid cniVersion {single}"))?, single));
+        usable.push((
+            single.parse::<VersionNumber>().context(|| format!("invalid cniVersion {single}"))?,
+            single,
+        ));
     }
     usable.retain(|(version, _)| *version <= SpecVersion::NEWEST.into());
     Ok(usable.iter().max().map_or(single, |(_, text)| text).to_owned())

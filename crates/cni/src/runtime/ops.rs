@@ -47,7 +47,8 @@ impl Runtime {
     /// ```
     pub fn add(&self, list: &NetworkList, attach: &AttachmentParams) -> Result<Option<CniResult>> {
         // A second ADD fails because of the first ADD, which must not be undone.
-        let undo = self.on_add_error == OnAddError::Undo && matches!(self.cached_result(list, attach), Ok(None));
+        let undo = self.on_add_error == OnAddError::Undo
+            && matches!(self.cached_result(list, attach), Ok(None));
         let mut progress = AddProgress::default();
         let add = |plugin| {
             let added = self.add_one_plugin(list, attach, plugin, &mut progress);
@@ -82,7 +83,11 @@ impl Runtime {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn add_plugin(&self, plugin: &PluginConfig, attach: &AttachmentParams) -> Result<Option<CniResult>> {
+    pub fn add_plugin(
+        &self,
+        plugin: &PluginConfig,
+        attach: &AttachmentParams,
+    ) -> Result<Option<CniResult>> {
         self.add(&NetworkList::from_single(plugin), attach)
     }
 
@@ -113,7 +118,8 @@ impl Runtime {
     pub fn check(&self, list: &NetworkList, attach: &AttachmentParams) -> Result<()> {
         if !list.is_at_least(SpecVersion::V0_4_0)? {
             let version = &list.cni_version;
-            let msg = format!("configuration version \"{version}\" does not support the CHECK command");
+            let msg =
+                format!("configuration version \"{version}\" does not support the CHECK command");
             return Err(Error::new(ErrorCode::INCOMPATIBLE_VERSION, msg));
         }
         if list.disable_check {
@@ -132,11 +138,17 @@ impl Runtime {
     /// The requests of a CHECK, in order, whatever the version: the path of each plugin that is
     /// found, and its request. The environment is the same for all. None if no result is cached.
     #[doc(hidden)]
-    pub fn check_requests(&self, list: &NetworkList, attach: &AttachmentParams) -> Result<Vec<(PathBuf, Vec<u8>)>> {
+    pub fn check_requests(
+        &self,
+        list: &NetworkList,
+        attach: &AttachmentParams,
+    ) -> Result<Vec<(PathBuf, Vec<u8>)>> {
         CacheFileKey::new(&list.name, attach)?;
         let Some(prev) = self.cached_result(list, attach)? else { return Ok(Vec::new()) };
-        let found = list.plugins.iter().filter_map(|plugin| Some((plugin, self.find_plugin(plugin).ok()?)));
-        let request = |plugin| encode_request(attachment_request(list, plugin, attach, Some(&prev)));
+        let found =
+            list.plugins.iter().filter_map(|plugin| Some((plugin, self.find_plugin(plugin).ok()?)));
+        let request =
+            |plugin| encode_request(attachment_request(list, plugin, attach, Some(&prev)));
         found.map(|(plugin, path)| Ok((path, request(plugin)?))).collect()
     }
 
@@ -203,7 +215,12 @@ impl Runtime {
         self.del_plugins(list, attach, &CacheFileKey::new(&list.name, attach)?)
     }
 
-    fn del_plugins(&self, list: &NetworkList, attach: &AttachmentParams, key: &CacheFileKey) -> Result<()> {
+    fn del_plugins(
+        &self,
+        list: &NetworkList,
+        attach: &AttachmentParams,
+        key: &CacheFileKey,
+    ) -> Result<()> {
         let mut prev = None;
         if list.is_at_least(SpecVersion::V0_4_0)? {
             // An unreadable cache file must not prevent the DEL.
@@ -275,7 +292,13 @@ impl Runtime {
 
     /// DEL for the plugins of a failed ADD, including the failed plugin, which may have left
     /// something. An error with the same text as the error of the ADD is not logged.
-    fn undo_add(&self, list: &NetworkList, attach: &AttachmentParams, progress: &AddProgress, failed: &Error) {
+    fn undo_add(
+        &self,
+        list: &NetworkList,
+        attach: &AttachmentParams,
+        progress: &AddProgress,
+        failed: &Error,
+    ) {
         let takes_prev = list.is_at_least(SpecVersion::V0_4_0).unwrap_or(false);
         let prev = progress.result.as_ref().filter(|_| takes_prev);
         for plugin in list.plugins.iter().take(progress.started).rev() {
@@ -305,7 +328,13 @@ impl Runtime {
     }
 
     /// Runs a plugin and returns its stdout.
-    fn run_plugin(&self, path: &Path, command: &str, attach: &AttachmentParams, request: Json) -> Result<Vec<u8>> {
+    fn run_plugin(
+        &self,
+        path: &Path,
+        command: &str,
+        attach: &AttachmentParams,
+        request: Json,
+    ) -> Result<Vec<u8>> {
         let (env, stdin) = (self.call_environment(command, attach), encode_request(request)?);
         let deadline = self.deadline;
         self.executor.run_plugin(&PluginCommand { path, env, stdin: &stdin, deadline })
@@ -313,9 +342,14 @@ impl Runtime {
 
     /// All six variables of a call; the value of one that does not apply is empty.
     #[doc(hidden)]
-    pub fn call_environment(&self, command: &str, attach: &AttachmentParams) -> Vec<(&'static str, String)> {
+    pub fn call_environment(
+        &self,
+        command: &str,
+        attach: &AttachmentParams,
+    ) -> Vec<(&'static str, String)> {
         let args: Vec<String> = attach.args.iter().map(|(k, v)| format!("{k}={v}")).collect();
-        let dirs: Vec<String> = self.plugin_dirs.iter().map(|dir| dir.display().to_string()).collect();
+        let dirs: Vec<String> =
+            self.plugin_dirs.iter().map(|dir| dir.display().to_string()).collect();
         vec![
             ("CNI_COMMAND", command.to_owned()),
             ("CNI_CONTAINERID", attach.container_id.clone()),
@@ -328,7 +362,12 @@ impl Runtime {
 }
 
 /// Adds the plugin of a list to the message of its error, and keeps code and details.
-fn name_plugin_in_error(list: &NetworkList, plugin: &PluginConfig, verb: &str, error: Error) -> Error {
+fn name_plugin_in_error(
+    list: &NetworkList,
+    plugin: &PluginConfig,
+    verb: &str,
+    error: Error,
+) -> Error {
     if list.is_single {
         return error;
     }
@@ -365,7 +404,11 @@ pub(super) fn attachment_request(
 /// The request of GC and STATUS. The valid attachments are written under two keys, that of the
 /// specification's tag 1.1.0 and the later one. Without a list neither key is written: an absent
 /// key does not mean that no attachment is valid.
-pub(super) fn network_request(list: &NetworkList, plugin: &PluginConfig, valid: Option<&[ValidAttachment]>) -> Json {
+pub(super) fn network_request(
+    list: &NetworkList,
+    plugin: &PluginConfig,
+    valid: Option<&[ValidAttachment]>,
+) -> Json {
     let mut request = common_request(list, plugin);
     if let Some(valid) = valid {
         let valid = Json::Array(

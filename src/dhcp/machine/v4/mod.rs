@@ -37,7 +37,12 @@ type Dhcp4Step<'a> = super::ExchangeStep<'a, Dhcp4Client>;
 
 impl Dhcp4Client {
     /// A message with the client identifier as its only option, for DHCPDECLINE and DHCPRELEASE.
-    fn minimal_message(&self, kind: Dhcp4MessageKind, xid: u32, binding: &Dhcp4Binding) -> Dhcp4Message {
+    fn minimal_message(
+        &self,
+        kind: Dhcp4MessageKind,
+        xid: u32,
+        binding: &Dhcp4Binding,
+    ) -> Dhcp4Message {
         let mut message = Dhcp4Message::new(kind, xid, self.mac);
         let id = self.options.get_key_value(&option::CLIENT_ID);
         message.options.extend(id.map(|(code, value)| (*code, value.clone())));
@@ -76,12 +81,17 @@ impl DhcpProtocol for Dhcp4Client {
 
     fn build_message(&self, step: &Dhcp4Step<'_>, exchange: &MessageExchange) -> ClientAction {
         if let Dhcp4Step::Decline(binding) = step {
-            let mut message = self.minimal_message(Dhcp4MessageKind::Decline, exchange.xid, binding);
+            let mut message =
+                self.minimal_message(Dhcp4MessageKind::Decline, exchange.xid, binding);
             message.options.insert(option::REQUESTED, binding.address.octets().to_vec());
             message.options.insert(option::MESSAGE, b"the address is in use".to_vec());
             return ClientAction::Broadcast(message);
         }
-        let kind = if let Dhcp4Step::Discover = step { Dhcp4MessageKind::Discover } else { Dhcp4MessageKind::Request };
+        let kind = if let Dhcp4Step::Discover = step {
+            Dhcp4MessageKind::Discover
+        } else {
+            Dhcp4MessageKind::Request
+        };
         let mut message = Dhcp4Message::new(kind, exchange.xid, self.mac);
         message.secs = u16::try_from(exchange.elapsed_time().as_secs()).unwrap_or(u16::MAX);
         message.broadcast = self.broadcast;
@@ -124,13 +134,19 @@ impl DhcpProtocol for Dhcp4Client {
         let Dhcp4Binding { address, server, server_mac } = *binding;
         let mut message = self.minimal_message(Dhcp4MessageKind::Release, xid, binding);
         message.ciaddr = address;
-        let ends = FrameAddresses { src_mac: self.mac, dst_mac: server_mac, src: address, dst: server };
+        let ends =
+            FrameAddresses { src_mac: self.mac, dst_mac: server_mac, src: address, dst: server };
         ReleaseMessage::V4(message, ends)
     }
 
-    fn decode_message(source: PacketSource, bytes: &[u8]) -> Option<(Dhcp4Message, Option<MacAddress>)> {
+    fn decode_message(
+        source: PacketSource,
+        bytes: &[u8],
+    ) -> Option<(Dhcp4Message, Option<MacAddress>)> {
         let (from, payload) = match source {
-            PacketSource::Frames => frame::decode_udp(bytes).map(|(from, payload)| (Some(from), payload))?,
+            PacketSource::Frames => {
+                frame::decode_udp(bytes).map(|(from, payload)| (Some(from), payload))?
+            }
             _ => (None, bytes),
         };
         Some((Dhcp4Message::decode(payload)?, from))
@@ -151,7 +167,8 @@ impl DhcpProtocol for Dhcp4Client {
         let server_mac = match (step, message.kind) {
             (Dhcp4Step::Discover, Dhcp4MessageKind::Offer) => {
                 let (address, server_mac) = (message.yiaddr, from.unwrap_or(BROADCAST));
-                let unusable = address.is_unspecified() || address.is_broadcast() || address.is_multicast();
+                let unusable =
+                    address.is_unspecified() || address.is_broadcast() || address.is_multicast();
                 let binding = Dhcp4Binding { address, server: server?, server_mac };
                 return (!unusable).then_some(ServerReply::Offer(binding, AT_ONCE));
             }
@@ -160,16 +177,22 @@ impl DhcpProtocol for Dhcp4Client {
             {
                 BROADCAST
             }
-            (Dhcp4Step::Renew(lease) | Dhcp4Step::Rebind(lease), Dhcp4MessageKind::Ack) => lease.server_mac,
+            (Dhcp4Step::Renew(lease) | Dhcp4Step::Rebind(lease), Dhcp4MessageKind::Ack) => {
+                lease.server_mac
+            }
             (Dhcp4Step::Request(offer), Dhcp4MessageKind::Nak) if server != Some(offer.server) => {
                 return None;
             }
-            (Dhcp4Step::Request(_) | Dhcp4Step::Renew(_) | Dhcp4Step::Rebind(_), Dhcp4MessageKind::Nak) => {
+            (
+                Dhcp4Step::Request(_) | Dhcp4Step::Renew(_) | Dhcp4Step::Rebind(_),
+                Dhcp4MessageKind::Nak,
+            ) => {
                 return Some(ServerReply::Refused(option::server_message(&message.options)));
             }
             _ => return None,
         };
-        let lease = Dhcp4Lease::from_ack(message, from.unwrap_or(server_mac), exchange.asked, random);
+        let lease =
+            Dhcp4Lease::from_ack(message, from.unwrap_or(server_mac), exchange.asked, random);
         Some(lease.map_or_else(ServerReply::Flawed, ServerReply::Lease))
     }
 

@@ -17,7 +17,8 @@ fn seconds(n: u64) -> BootClockTime {
 }
 
 fn client(probe: u64) -> Dhcp4Client {
-    let timing = ClientTiming { first: seconds(4), most: seconds(62), probe: Duration::from_millis(probe) };
+    let timing =
+        ClientTiming { first: seconds(4), most: seconds(62), probe: Duration::from_millis(probe) };
     let options = Dhcp4Options::from([(option::CLIENT_ID, b"\0me".to_vec()), (55, vec![1, 3])]);
     Dhcp4Client { mac: MAC, broadcast: false, options, timing }
 }
@@ -28,7 +29,9 @@ fn machine(probe: u64) -> ClientMachine<Dhcp4Client> {
 
 fn sent(out: &[ClientAction]) -> Dhcp4Message {
     let message = out.iter().find_map(|output| match output {
-        ClientAction::Broadcast(message) | ClientAction::Unicast(message, _) => Some(message.clone()),
+        ClientAction::Broadcast(message) | ClientAction::Unicast(message, _) => {
+            Some(message.clone())
+        }
         _ => None,
     });
     message.unwrap_or_else(|| panic!("nothing was sent: {out:?}"))
@@ -37,7 +40,8 @@ fn sent(out: &[ClientAction]) -> Dhcp4Message {
 fn answer(kind: Dhcp4MessageKind, to: &Dhcp4Message, extra: &[(u8, &[u8])]) -> Dhcp4Message {
     let mut message = Dhcp4Message::new(kind, to.xid, MAC);
     message.yiaddr = FIVE;
-    let base: [(u8, &[u8]); 3] = [(1, &[255, 255, 255, 0]), (54, &[10, 1, 2, 1]), (51, &[0, 0, 14, 16])];
+    let base: [(u8, &[u8]); 3] =
+        [(1, &[255, 255, 255, 0]), (54, &[10, 1, 2, 1]), (51, &[0, 0, 14, 16])];
     for (code, value) in base.iter().chain(extra) {
         message.options.insert(*code, value.to_vec());
     }
@@ -59,9 +63,15 @@ fn bound() -> ClientMachine<Dhcp4Client> {
 #[test]
 fn acquires_a_lease() {
     let mut machine = machine(200);
-    assert_eq!((machine.next_deadline(), machine.needed_sockets()), (seconds(1000), NeededSockets::None));
+    assert_eq!(
+        (machine.next_deadline(), machine.needed_sockets()),
+        (seconds(1000), NeededSockets::None)
+    );
     let discover = sent(&machine.handle_timeout(seconds(1000)));
-    assert_eq!((discover.kind, discover.ciaddr), (Dhcp4MessageKind::Discover, Ipv4Addr::UNSPECIFIED));
+    assert_eq!(
+        (discover.kind, discover.ciaddr),
+        (Dhcp4MessageKind::Discover, Ipv4Addr::UNSPECIFIED)
+    );
     assert_eq!(discover.options[&55], [1, 3]);
     assert_eq!(machine.needed_sockets(), NeededSockets::Frames);
     assert_eq!(machine.assigned_binding(), None);
@@ -71,10 +81,17 @@ fn acquires_a_lease() {
     assert_eq!((request.kind, request.xid), (Dhcp4MessageKind::Request, discover.xid));
     assert_eq!(request.options[&option::REQUESTED], FIVE.octets());
     assert_eq!(request.options[&option::SERVER], [10, 1, 2, 1]);
-    assert_eq!(machine.assigned_binding().map(|claim| claim.address), Some(FIVE), "may be assigned already");
+    assert_eq!(
+        machine.assigned_binding().map(|claim| claim.address),
+        Some(FIVE),
+        "may be assigned already"
+    );
 
     let ack = answer(Dhcp4MessageKind::Ack, &request, &[]);
-    assert_eq!(machine.on_message(seconds(1002), &ack, Some(SERVER)), [ClientAction::Probe(FIVE.into())]);
+    assert_eq!(
+        machine.on_message(seconds(1002), &ack, Some(SERVER)),
+        [ClientAction::Probe(FIVE.into())]
+    );
     assert_eq!(machine.needed_sockets(), NeededSockets::Neighbours(FIVE.into()));
     assert_eq!(machine.state.lease_in_use(), None, "not before the probes");
     assert_eq!(machine.next_deadline(), Duration::from_millis(1_002_100));
@@ -101,13 +118,17 @@ fn messages_are_repeated_until_the_time_limit() {
             break;
         }
         let message = sent(&out);
-        assert_eq!(message.secs, u16::try_from(now.saturating_sub(seconds(1000)).as_secs()).unwrap());
+        assert_eq!(
+            message.secs,
+            u16::try_from(now.saturating_sub(seconds(1000)).as_secs()).unwrap()
+        );
         xids.push(message.xid);
         moments.push(now);
     }
     xids.dedup();
     assert_eq!(xids.len(), 1, "one exchange");
-    let waits: Vec<_> = moments.windows(2).map(|w| w[1].saturating_sub(w[0]).as_secs_f64()).collect();
+    let waits: Vec<_> =
+        moments.windows(2).map(|w| w[1].saturating_sub(w[0]).as_secs_f64()).collect();
     let means = [4.0, 8.0, 16.0, 32.0, 62.0, 62.0];
     assert!(waits.len() >= 5, "{waits:?}");
     assert!(waits.iter().zip(means).all(|(w, mean)| (w - mean).abs() <= 1.0), "{waits:?}");
@@ -153,10 +174,17 @@ fn foreign_messages_are_ignored() {
         assert_eq!(machine.needed_sockets(), NeededSockets::Frames);
     }
     let request = sent(&machine.on_message(seconds(1001), &offer, Some(SERVER)));
-    assert_eq!(machine.on_message(seconds(1001), &offer, Some(SERVER)), [], "the first offer counts");
+    assert_eq!(
+        machine.on_message(seconds(1001), &offer, Some(SERVER)),
+        [],
+        "the first offer counts"
+    );
     let foreign = answer(Dhcp4MessageKind::Ack, &request, &[(54, &[10, 1, 2, 66])]);
     assert_eq!(machine.on_message(seconds(1001), &foreign, Some(SERVER)), []);
-    let other = Dhcp4Message { yiaddr: [10, 1, 2, 6].into(), ..answer(Dhcp4MessageKind::Ack, &request, &[]) };
+    let other = Dhcp4Message {
+        yiaddr: [10, 1, 2, 6].into(),
+        ..answer(Dhcp4MessageKind::Ack, &request, &[])
+    };
     assert_eq!(machine.on_message(seconds(1001), &other, Some(SERVER)), []);
     let foreign = answer(Dhcp4MessageKind::Nak, &request, &[(54, &[10, 1, 2, 66])]);
     assert_eq!(machine.on_message(seconds(1001), &foreign, Some(SERVER)), []);
@@ -187,7 +215,10 @@ fn a_conflicting_address_is_declined() {
         let request = sent(&machine.on_message(now, &offer, Some(SERVER)));
         machine.on_message(now, &answer(Dhcp4MessageKind::Ack, &request, &[]), Some(SERVER));
         let decline = sent(&machine.on_conflict(now));
-        assert_eq!((decline.kind, decline.ciaddr), (Dhcp4MessageKind::Decline, Ipv4Addr::UNSPECIFIED));
+        assert_eq!(
+            (decline.kind, decline.ciaddr),
+            (Dhcp4MessageKind::Decline, Ipv4Addr::UNSPECIFIED)
+        );
         assert_eq!(decline.options[&option::REQUESTED], FIVE.octets());
         assert_eq!(decline.options[&option::SERVER], [10, 1, 2, 1]);
         assert_eq!(decline.options[&option::CLIENT_ID], b"\0me");
@@ -233,8 +264,13 @@ fn renewal_is_unicast_and_rebinding_is_broadcast() {
     assert!(text.contains("uu") && text.contains("bb") && text.len() < 20, "{text}");
     assert_eq!(last, lease.expires);
     // The search continues without a time limit.
-    assert_eq!(sent(&machine.handle_timeout(machine.next_deadline())).kind, Dhcp4MessageKind::Discover);
-    assert!(machine.handle_timeout(seconds(1_000_000)).iter().all(|o| *o != ClientAction::TimeIsUp));
+    assert_eq!(
+        sent(&machine.handle_timeout(machine.next_deadline())).kind,
+        Dhcp4MessageKind::Discover
+    );
+    assert!(
+        machine.handle_timeout(seconds(1_000_000)).iter().all(|o| *o != ClientAction::TimeIsUp)
+    );
 }
 
 #[test]
@@ -245,7 +281,9 @@ fn a_reply_extends_the_lease() {
     let renewal = sent(&machine.handle_timeout(now));
     let unusable = answer(Dhcp4MessageKind::Ack, &renewal, &[(1, &[0; 4])]);
     let out = machine.on_message(now, &unusable, None);
-    assert!(matches!(out[..], [ClientAction::Note(_)]) && machine.state.lease_in_use() == Some(&first));
+    assert!(
+        matches!(out[..], [ClientAction::Note(_)]) && machine.state.lease_in_use() == Some(&first)
+    );
     let ack = answer(Dhcp4MessageKind::Ack, &renewal, &[]);
     let out = machine.on_message(now, &ack, None);
     let [ClientAction::Bound(family::DhcpLease::V4(lease))] = &out[..] else { panic!("{out:?}") };
@@ -267,8 +305,11 @@ fn a_nak_ends_the_lease_and_restarts_are_delayed() {
     let mut machine = bound();
     let now = machine.next_deadline();
     let renewal = sent(&machine.handle_timeout(now));
-    let out = machine.on_message(now, &answer(Dhcp4MessageKind::Nak, &renewal, &[(56, b"moved")]), None);
-    assert!(matches!(&out[..], [ClientAction::Lost(_), ClientAction::Refused(text)] if text.contains("moved")));
+    let out =
+        machine.on_message(now, &answer(Dhcp4MessageKind::Nak, &renewal, &[(56, b"moved")]), None);
+    assert!(
+        matches!(&out[..], [ClientAction::Lost(_), ClientAction::Refused(text)] if text.contains("moved"))
+    );
     assert_eq!(machine.next_deadline(), now, "at once the first time");
     let mut waits = Vec::new();
     for _ in 0..9 {
@@ -291,7 +332,8 @@ fn a_resumed_lease_keeps_its_timers() {
         (lease.rebind, Some('b')),
         (lease.expires, Some('L')),
     ] {
-        let mut machine = ClientMachine::resume_lease(client(200), lease.clone(), RandomGenerator::from_seed(2));
+        let mut machine =
+            ClientMachine::resume_lease(client(200), lease.clone(), RandomGenerator::from_seed(2));
         let out = machine.handle_timeout(now);
         let found = out.first().map(|output| match output {
             ClientAction::Unicast(..) => 'u',
@@ -306,7 +348,9 @@ fn a_resumed_lease_keeps_its_timers() {
 #[test]
 fn a_release_has_only_the_required_options() {
     let mut machine = bound();
-    let Some(ReleaseMessage::V4(message, ends)) = machine.release_message() else { panic!("{machine:?}") };
+    let Some(ReleaseMessage::V4(message, ends)) = machine.release_message() else {
+        panic!("{machine:?}")
+    };
     assert_eq!((ends.src_mac, ends.dst_mac, ends.src), (MAC, SERVER, FIVE));
     assert_eq!((message.kind, message.ciaddr), (Dhcp4MessageKind::Release, FIVE));
     let codes: Vec<_> = message.options.keys().copied().collect();

@@ -5,9 +5,13 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::super::family;
-use super::super::timing::{BootClockTime, ClientTiming, LeaseTimers, MessageExchange, RandomGenerator};
+use super::super::timing::{
+    BootClockTime, ClientTiming, LeaseTimers, MessageExchange, RandomGenerator,
+};
 use super::super::v6::lease::{Dhcp6Binding, Dhcp6Lease, Dhcp6ReplyFlaw, is_usable};
-use super::super::v6::message::{Dhcp6Message, Dhcp6MessageKind, IdentityAssociation, WANTED, in_hundredths, status};
+use super::super::v6::message::{
+    Dhcp6Message, Dhcp6MessageKind, IdentityAssociation, WANTED, in_hundredths, status,
+};
 use super::super::v6::neighbour;
 use super::super::v6::retransmit::RetransmitTimeouts;
 use super::{ClientAction, DhcpProtocol, NeededSockets, PacketSource, ReleaseMessage, ServerReply};
@@ -62,9 +66,15 @@ impl DhcpProtocol for Dhcp6Client {
     fn build_message(&self, step: &Dhcp6Step<'_>, exchange: &MessageExchange) -> ClientAction {
         let (kind, address, server) = match step {
             Dhcp6Step::Discover => (Dhcp6MessageKind::Solicit, None, None),
-            Dhcp6Step::Request(binding) => (Dhcp6MessageKind::Request, Some(binding.address), Some(&binding.server)),
-            Dhcp6Step::Decline(binding) => (Dhcp6MessageKind::Decline, Some(binding.address), Some(&binding.server)),
-            Dhcp6Step::Renew(lease) => (Dhcp6MessageKind::Renew, Some(lease.address), Some(&lease.server)),
+            Dhcp6Step::Request(binding) => {
+                (Dhcp6MessageKind::Request, Some(binding.address), Some(&binding.server))
+            }
+            Dhcp6Step::Decline(binding) => {
+                (Dhcp6MessageKind::Decline, Some(binding.address), Some(&binding.server))
+            }
+            Dhcp6Step::Renew(lease) => {
+                (Dhcp6MessageKind::Renew, Some(lease.address), Some(&lease.server))
+            }
             Dhcp6Step::Rebind(lease) => (Dhcp6MessageKind::Rebind, Some(lease.address), None),
         };
         ClientAction::Multicast(Dhcp6Message {
@@ -86,8 +96,12 @@ impl DhcpProtocol for Dhcp6Client {
         let left = |end: BootClockTime| end.saturating_sub(exchange.asked);
         let repeat = match step {
             Dhcp6Step::Discover => RetransmitTimeouts::for_solicit(&self.timing, self.sol_max_rt),
-            Dhcp6Step::Request(_) | Dhcp6Step::Decline(_) => RetransmitTimeouts::for_request(&self.timing),
-            Dhcp6Step::Renew(lease) => RetransmitTimeouts::for_renew(left(lease.rebind.min(lease.expires))),
+            Dhcp6Step::Request(_) | Dhcp6Step::Decline(_) => {
+                RetransmitTimeouts::for_request(&self.timing)
+            }
+            Dhcp6Step::Renew(lease) => {
+                RetransmitTimeouts::for_renew(left(lease.rebind.min(lease.expires)))
+            }
             Dhcp6Step::Rebind(lease) => RetransmitTimeouts::for_renew(left(lease.expires)),
         };
         repeat.next_timeout(exchange, random)
@@ -123,9 +137,13 @@ impl DhcpProtocol for Dhcp6Client {
         self.sol_max_rt = message.sol_max_rt.or(self.sol_max_rt);
         let (kind, server, own) = match step {
             Dhcp6Step::Discover => (Dhcp6MessageKind::Advertise, None, None),
-            Dhcp6Step::Request(offer) => (Dhcp6MessageKind::Reply, Some(&offer.server), Some(offer.address)),
+            Dhcp6Step::Request(offer) => {
+                (Dhcp6MessageKind::Reply, Some(&offer.server), Some(offer.address))
+            }
             Dhcp6Step::Decline(binding) => (Dhcp6MessageKind::Reply, Some(&binding.server), None),
-            Dhcp6Step::Renew(lease) | Dhcp6Step::Rebind(lease) => (Dhcp6MessageKind::Reply, None, Some(lease.address)),
+            Dhcp6Step::Renew(lease) | Dhcp6Step::Rebind(lease) => {
+                (Dhcp6MessageKind::Reply, None, Some(lease.address))
+            }
         };
         if message.kind != kind || server.is_some_and(|server| *server != message.server) {
             return None;
@@ -144,9 +162,8 @@ impl DhcpProtocol for Dhcp6Client {
                     ServerReply::NoBinding(binding(lease.address))
                 }
                 (Dhcp6Step::Discover, _) => ServerReply::Useless(why),
-                (Dhcp6Step::Request(_), status::NO_BINDING | status::NO_ADDRS_AVAIL) | (_, status::NOT_ON_LINK) => {
-                    ServerReply::Refused(why)
-                }
+                (Dhcp6Step::Request(_), status::NO_BINDING | status::NO_ADDRS_AVAIL)
+                | (_, status::NOT_ON_LINK) => ServerReply::Refused(why),
                 // The next message may get a better reply.
                 _ => ServerReply::Useless(why),
             });
@@ -154,14 +171,18 @@ impl DhcpProtocol for Dhcp6Client {
         let answer = match (step, ia) {
             (_, None) => Err(Dhcp6ReplyFlaw::NoAddress),
             (Dhcp6Step::Discover, Some(ia)) => {
-                let given = ia.addrs.iter().find(|addr| is_usable(addr)).ok_or(Dhcp6ReplyFlaw::NoAddress);
+                let given =
+                    ia.addrs.iter().find(|addr| is_usable(addr)).ok_or(Dhcp6ReplyFlaw::NoAddress);
                 given.map(|given| ServerReply::Offer(binding(given.addr), message.preference))
             }
-            (_, Some(ia)) => Dhcp6Lease::from_reply(message, ia, own, exchange.asked, random).map(ServerReply::Lease),
+            (_, Some(ia)) => Dhcp6Lease::from_reply(message, ia, own, exchange.asked, random)
+                .map(ServerReply::Lease),
         };
         Some(answer.unwrap_or_else(|flaw| match flaw {
             Dhcp6ReplyFlaw::Withdrawn => ServerReply::Refused(flaw.to_string()),
-            Dhcp6ReplyFlaw::NoAddress | Dhcp6ReplyFlaw::BadTimes => ServerReply::Useless(flaw.to_string()),
+            Dhcp6ReplyFlaw::NoAddress | Dhcp6ReplyFlaw::BadTimes => {
+                ServerReply::Useless(flaw.to_string())
+            }
         }))
     }
 

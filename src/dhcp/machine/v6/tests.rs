@@ -20,7 +20,8 @@ fn seconds(n: u64) -> BootClockTime {
 }
 
 fn client(probe: u64) -> Dhcp6Client {
-    let timing = ClientTiming { first: seconds(4), most: seconds(62), probe: Duration::from_millis(probe) };
+    let timing =
+        ClientTiming { first: seconds(4), most: seconds(62), probe: Duration::from_millis(probe) };
     let mac = MacAddress([2, 0, 0, 0, 0, 7]);
     Dhcp6Client { duid: vec![0, 4, 1, 2, 3], iaid: IAID, mac, timing, sol_max_rt: None }
 }
@@ -61,7 +62,8 @@ fn answer_with(
     let mut message = Dhcp6Message::new(kind, to.xid);
     message.client.clone_from(&to.client);
     message.server = server.to_vec();
-    message.ias = vec![IdentityAssociation { addrs, ..IdentityAssociation::for_address(IAID, None) }];
+    message.ias =
+        vec![IdentityAssociation { addrs, ..IdentityAssociation::for_address(IAID, None) }];
     message
 }
 
@@ -98,9 +100,15 @@ fn bound() -> ClientMachine<Dhcp6Client> {
 #[test]
 fn acquires_a_lease() {
     let mut machine = machine(200);
-    assert_eq!((machine.next_deadline(), machine.needed_sockets()), (seconds(1000), NeededSockets::None));
+    assert_eq!(
+        (machine.next_deadline(), machine.needed_sockets()),
+        (seconds(1000), NeededSockets::None)
+    );
     let solicit = sent(&machine.handle_timeout(seconds(1000)));
-    assert_eq!((solicit.kind, solicit.server.len(), solicit.elapsed), (Dhcp6MessageKind::Solicit, 0, 0));
+    assert_eq!(
+        (solicit.kind, solicit.server.len(), solicit.elapsed),
+        (Dhcp6MessageKind::Solicit, 0, 0)
+    );
     assert_eq!((&solicit.client, &solicit.requested[..]), (&vec![0, 4, 1, 2, 3], &WANTED[..]));
     assert_eq!(solicit.ias, [IdentityAssociation::for_address(IAID, None)]);
     assert!(solicit.xid <= 0x00ff_ffff && (0..50).all(|_| machine.next_xid() <= 0x00ff_ffff));
@@ -126,7 +134,10 @@ fn acquires_a_lease() {
     let lease = got(&machine.handle_timeout(machine.next_deadline()));
     // The lease starts at the request, not after the probes.
     assert_eq!((lease.expires, lease.server), (now + seconds(3600), ONE.to_vec()));
-    assert_eq!((machine.needed_sockets(), machine.next_deadline()), (NeededSockets::None, lease.renew));
+    assert_eq!(
+        (machine.needed_sockets(), machine.next_deadline()),
+        (NeededSockets::None, lease.renew)
+    );
 }
 
 #[test]
@@ -134,7 +145,8 @@ fn the_server_with_the_highest_preference_is_chosen() {
     let mut machine = machine(0);
     let solicit = sent(&machine.handle_timeout(seconds(1000)));
     for (server, preference) in [([0, 1, 0, 9], 3), (TWO, 5), (ONE, 5), ([0, 1, 0, 8], 0)] {
-        let offer = answer_with(Dhcp6MessageKind::Advertise, &solicit, server, vec![addr(FIVE, 9, 9)]);
+        let offer =
+            answer_with(Dhcp6MessageKind::Advertise, &solicit, server, vec![addr(FIVE, 9, 9)]);
         let out = machine.receive(seconds(1000), &Dhcp6Message { preference, ..offer });
         assert_eq!(out, []);
     }
@@ -173,7 +185,8 @@ fn solicits_are_repeated_until_the_time_limit() {
     }
     xids.dedup();
     assert_eq!(xids.len(), 1, "one exchange");
-    let waits: Vec<_> = moments.windows(2).map(|w| w[1].saturating_sub(w[0]).as_secs_f64()).collect();
+    let waits: Vec<_> =
+        moments.windows(2).map(|w| w[1].saturating_sub(w[0]).as_secs_f64()).collect();
     let fine = |pair: &[f64]| pair[1] >= 1.9 * pair[0] || pair[1] >= 55.8;
     assert!(waits.len() >= 6 && waits.windows(2).all(fine), "{waits:?}");
     assert!(waits.iter().all(|wait| *wait <= 62.0 * 1.1), "{waits:?}");
@@ -195,7 +208,10 @@ fn foreign_messages_are_ignored() {
     ] {
         assert_eq!(machine.receive(seconds(1000), &wrong), [], "{wrong:?}");
     }
-    let other = Dhcp6Message { ias: vec![IdentityAssociation { iaid: 8, ..offer.ias[0].clone() }], ..offer.clone() };
+    let other = Dhcp6Message {
+        ias: vec![IdentityAssociation { iaid: 8, ..offer.ias[0].clone() }],
+        ..offer.clone()
+    };
     for useless in [Dhcp6Message { ias: vec![], ..offer.clone() }, other] {
         let out = machine.receive(seconds(1000), &useless);
         assert!(out.iter().all(|o| matches!(o, ClientAction::Refused(_))), "{out:?}");
@@ -248,7 +264,9 @@ fn a_server_without_replies_is_abandoned() {
 fn refusals_of_a_request_are_paced_and_failures_repeated() {
     let mut machine = machine(0);
     let mut waits = Vec::new();
-    for code in [status::NO_ADDRS_AVAIL, status::NOT_ON_LINK, status::NO_BINDING, status::NOT_ON_LINK] {
+    for code in
+        [status::NO_ADDRS_AVAIL, status::NOT_ON_LINK, status::NO_BINDING, status::NOT_ON_LINK]
+    {
         let now = machine.next_deadline();
         let request = requesting(&mut machine, now);
         // Not a decision: the Request is repeated.
@@ -288,7 +306,9 @@ fn a_decline_is_repeated_until_the_reply() {
     let declines = (0..10)
         .take_while(|_| {
             let out = machine.handle_timeout(machine.next_deadline());
-            out.iter().any(|o| matches!(o, ClientAction::Multicast(m) if m.kind == Dhcp6MessageKind::Decline))
+            out.iter().any(
+                |o| matches!(o, ClientAction::Multicast(m) if m.kind == Dhcp6MessageKind::Decline),
+            )
         })
         .count();
     assert_eq!(declines, 3);
@@ -321,8 +341,13 @@ fn renew_goes_to_the_server_rebind_to_all_until_expiry() {
     assert!(kinds.trim_start_matches('n').trim_start_matches('b') == "L", "{kinds}");
     assert!(kinds.contains("nn") && kinds.contains("bb") && kinds.len() < 25, "{kinds}");
     assert_eq!(last, lease.expires);
-    assert_eq!(sent(&machine.handle_timeout(machine.next_deadline())).kind, Dhcp6MessageKind::Solicit);
-    assert!(machine.handle_timeout(seconds(1_000_000)).iter().all(|o| *o != ClientAction::TimeIsUp));
+    assert_eq!(
+        sent(&machine.handle_timeout(machine.next_deadline())).kind,
+        Dhcp6MessageKind::Solicit
+    );
+    assert!(
+        machine.handle_timeout(seconds(1_000_000)).iter().all(|o| *o != ClientAction::TimeIsUp)
+    );
 }
 
 #[test]
@@ -336,7 +361,10 @@ fn a_reply_extends_the_lease() {
     let failed = |code| failing(Dhcp6MessageKind::Reply, &renewal, code);
     for useless in [crossed, failed(status::UNSPEC_FAIL), failed(status::NO_ADDRS_AVAIL)] {
         let out = machine.receive(now, &useless);
-        assert!(matches!(out[..], [ClientAction::Refused(_)]) && machine.state.lease_in_use() == Some(&first));
+        assert!(
+            matches!(out[..], [ClientAction::Refused(_)])
+                && machine.state.lease_in_use() == Some(&first)
+        );
     }
     let lease = got(&machine.receive(now, &answer(Dhcp6MessageKind::Reply, &renewal)));
     assert_eq!((lease.address, lease.expires), (FIVE, now + seconds(3600)));
@@ -363,7 +391,8 @@ fn an_unknown_lease_is_requested_again() {
     // The client uses the address already: no probe.
     let mut again = bound();
     let renewal = sent(&again.handle_timeout(now));
-    let request_again = sent(&again.receive(now, &failing(Dhcp6MessageKind::Reply, &renewal, status::NO_BINDING)));
+    let request_again =
+        sent(&again.receive(now, &failing(Dhcp6MessageKind::Reply, &renewal, status::NO_BINDING)));
     again.client.timing.probe = seconds(1);
     got(&again.receive(now, &answer(Dhcp6MessageKind::Reply, &request_again)));
     // The server may refuse the address.
@@ -385,13 +414,18 @@ fn an_unconfirmed_lease_expires() {
             if let ClientAction::Multicast(message) = output {
                 kinds.push(message.kind);
                 if message.kind != Dhcp6MessageKind::Request {
-                    machine.receive(now, &failing(Dhcp6MessageKind::Reply, message, status::NO_BINDING));
+                    machine.receive(
+                        now,
+                        &failing(Dhcp6MessageKind::Reply, message, status::NO_BINDING),
+                    );
                 }
             }
         }
         assert!(now <= expires && kinds.len() < 1000);
     }
-    assert!(kinds.contains(&Dhcp6MessageKind::Rebind) && kinds.contains(&Dhcp6MessageKind::Request));
+    assert!(
+        kinds.contains(&Dhcp6MessageKind::Rebind) && kinds.contains(&Dhcp6MessageKind::Request)
+    );
 }
 
 #[test]
@@ -407,7 +441,11 @@ fn a_withdrawn_or_misplaced_address_is_lost() {
         };
         let out = machine.receive(now, &reply);
         assert!(matches!(out[..], [ClientAction::Lost(_), ClientAction::Refused(_)]), "{out:?}");
-        assert_eq!((machine.next_deadline(), machine.state.lease_in_use()), (now, None), "at once the first time");
+        assert_eq!(
+            (machine.next_deadline(), machine.state.lease_in_use()),
+            (now, None),
+            "at once the first time"
+        );
     }
 }
 
@@ -419,17 +457,21 @@ fn a_resumed_lease_keeps_its_timers() {
         (lease.renew, Some(Dhcp6MessageKind::Renew)),
         (lease.rebind, Some(Dhcp6MessageKind::Rebind)),
     ] {
-        let mut machine = ClientMachine::resume_lease(client(200), lease.clone(), RandomGenerator::from_seed(2));
+        let mut machine =
+            ClientMachine::resume_lease(client(200), lease.clone(), RandomGenerator::from_seed(2));
         let out = machine.handle_timeout(now);
         assert_eq!(out.first().map(|_| sent(&out).kind), kind);
     }
-    let mut machine = ClientMachine::resume_lease(client(200), lease.clone(), RandomGenerator::from_seed(2));
+    let mut machine =
+        ClientMachine::resume_lease(client(200), lease.clone(), RandomGenerator::from_seed(2));
     assert!(matches!(machine.handle_timeout(lease.expires)[..], [ClientAction::Lost(_)]));
 }
 
 #[test]
 fn a_release_has_only_the_required_options() {
-    let Some(ReleaseMessage::V6(message, FIVE)) = bound().release_message() else { panic!("no release") };
+    let Some(ReleaseMessage::V6(message, FIVE)) = bound().release_message() else {
+        panic!("no release")
+    };
     assert_eq!((message.kind, &message.server[..]), (Dhcp6MessageKind::Release, &ONE[..]));
     assert_eq!((message.client, message.requested.len()), (client(0).duid, 0));
     assert_eq!(message.ias, [IdentityAssociation::for_address(IAID, Some(FIVE))]);

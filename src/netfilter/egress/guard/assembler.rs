@@ -102,7 +102,8 @@ impl Assembler {
             return *known;
         }
         let (yes, no) = (self.bring_near(yes), self.bring_near(no));
-        let [jt, jf] = [yes, no].map(|label| u8::try_from(self.distance_to(label)).unwrap_or(u8::MAX));
+        let [jt, jf] =
+            [yes, no].map(|label| u8::try_from(self.distance_to(label)).unwrap_or(u8::MAX));
         let label = self.push(condition, k, jt, jf);
         self.known.insert(key, label);
         label

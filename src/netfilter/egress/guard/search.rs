@@ -34,7 +34,9 @@ fn add_step(steps: &mut Vec<Step>, step: Step) {
 
 /// Decides by the first cell, then for some of its values by the others.
 fn put_words(code: &mut Assembler, cells: &[u32], steps: &[Step]) -> Label {
-    let (Some((cell, others)), true) = (cells.split_first(), steps.len() > 1) else { return steps[0].1 };
+    let (Some((cell, others)), true) = (cells.split_first(), steps.len() > 1) else {
+        return steps[0].1;
+    };
     let shift = 32 * others.len();
     let mut words = Vec::new();
     let mut before = steps[0].1;
@@ -61,7 +63,9 @@ fn put_words(code: &mut Assembler, cells: &[u32], steps: &[Step]) -> Label {
 fn put_tree(code: &mut Assembler, steps: &[Step]) -> Label {
     match steps {
         [(_, only)] => *only,
-        [(_, outside), (value, inside), (next, after)] if outside == after && *next == value + 1 => {
+        [(_, outside), (value, inside), (next, after)]
+            if outside == after && *next == value + 1 =>
+        {
             code.put_branch(IF_EQUAL, low_word(*value), *inside, *outside)
         }
         _ => {

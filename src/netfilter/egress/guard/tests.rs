@@ -82,7 +82,8 @@ fn sample_policy() -> OwnedPolicy {
         range("ffff::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", &[service(17, 546)]),
     ];
     let served = vec![protocol(1), service(6, 8080), service(17, 53)];
-    let routers = ["10.88.0.1", "2001:db8:9::1", "fe80::1"].map(|text| text.parse().unwrap()).to_vec();
+    let routers =
+        ["10.88.0.1", "2001:db8:9::1", "fe80::1"].map(|text| text.parse().unwrap()).to_vec();
     OwnedPolicy { allowed: AllowedTraffic { v4, v6 }, served, routers, ..OwnedPolicy::default() }
 }
 
@@ -90,8 +91,10 @@ fn sample_policy() -> OwnedPolicy {
 /// second one of those is a neighbour's.
 fn at_bridge(policy: OwnedPolicy) -> OwnedPolicy {
     let part = |ranges: &[AllowedRange], step| ranges.iter().step_by(step).cloned().collect();
-    let [found, neighbours] =
-        [2, 4].map(|step| AllowedTraffic { v4: part(&policy.allowed.v4, step), v6: part(&policy.allowed.v6, step) });
+    let [found, neighbours] = [2, 4].map(|step| AllowedTraffic {
+        v4: part(&policy.allowed.v4, step),
+        v6: part(&policy.allowed.v6, step),
+    });
     let sources = ["10.88.0.2", "2001:db8:9::5"].map(|text| text.parse().unwrap()).to_vec();
     let (found, neighbours) = (Some(found), Some(neighbours));
     OwnedPolicy { found, neighbours, sources: Some(sources), bridge: Some(BRIDGE), ..policy }
@@ -99,7 +102,14 @@ fn at_bridge(policy: OwnedPolicy) -> OwnedPolicy {
 
 /// Up to three of the services, or all; sorted.
 fn random_services(random: &mut RandomGenerator) -> Vec<ServiceRange> {
-    let all = [protocol(1), service(6, 80), service(6, 443), service(17, 53), protocol(58), service(132, 0)];
+    let all = [
+        protocol(1),
+        service(6, 80),
+        service(6, 443),
+        service(17, 53),
+        protocol(58),
+        service(132, 0),
+    ];
     match random.next_number() % 8 {
         0 => vec![ServiceRange::ALL],
         1 => all.to_vec(),
@@ -109,7 +119,8 @@ fn random_services(random: &mut RandomGenerator) -> Vec<ServiceRange> {
 
 /// Up to six ranges of addresses of so many bits, often adjacent, often at the ends.
 fn random_ranges(random: &mut RandomGenerator, width: u32) -> Vec<AllowedRange> {
-    let mut number = |most: u32| u128::from(random.next_number() % 3) << (random.next_number() % most);
+    let mut number =
+        |most: u32| u128::from(random.next_number() % 3) << (random.next_number() % most);
     let distances: Vec<_> = (0..6).map(|_| (number(width - 2), number(width - 2))).collect();
     let mut found = Vec::new();
     let (mut next, largest) = (0_u128, u128::MAX >> (128 - width));
@@ -165,7 +176,11 @@ fn the_sample_is_judged_as_by_the_rules() {
     compare(&OwnedPolicy { served: Vec::new(), routers: Vec::new(), ..sample_policy() }, 3, 5000);
     compare(&OwnedPolicy { allowed: AllowedTraffic::default(), ..sample_policy() }, 4, 5000);
     compare(&at_bridge(sample_policy()), 5, 60_000);
-    compare(&at_bridge(OwnedPolicy { served: vec![ServiceRange::ALL], ..sample_policy() }), 6, 5000);
+    compare(
+        &at_bridge(OwnedPolicy { served: vec![ServiceRange::ALL], ..sample_policy() }),
+        6,
+        5000,
+    );
     compare(&OwnedPolicy { bridge: None, ..at_bridge(sample_policy()) }, 7, 5000);
 }
 
@@ -181,14 +196,26 @@ fn generated_policies_are_judged_as_by_the_rules() {
 fn each_boundary_of_an_address_is_exact() {
     let policy = sample_policy();
     let program = policy.compile();
-    let ranges = policy.allowed.v4.iter().map(|range| (range, 32)).chain(policy.allowed.v6.iter().map(|r| (r, 128)));
+    let ranges = policy
+        .allowed
+        .v4
+        .iter()
+        .map(|range| (range, 32))
+        .chain(policy.allowed.v6.iter().map(|r| (r, 128)));
     for (allowed, width) in ranges {
         let largest = u128::MAX >> (128 - width);
-        for addr in [allowed.first.wrapping_sub(1), allowed.first, allowed.last, allowed.last.wrapping_add(1)] {
+        for addr in [
+            allowed.first.wrapping_sub(1),
+            allowed.first,
+            allowed.last,
+            allowed.last.wrapping_add(1),
+        ] {
             if addr > largest {
                 continue;
             }
-            for port in [0, 1, 5, 9, 67, 79, 80, 81, 442, 443, 444, 546, 7999, 8000, 8100, 8101, 65535] {
+            for port in
+                [0, 1, 5, 9, 67, 79, 80, 81, 442, 443, 444, 546, 7999, 8000, 8100, 8101, 65535]
+            {
                 for protocol in [6, 17, 132, 136, 33, 1, 58, 255, 0] {
                     let packet = Packet { protocol, port, ..Packet::to_number(addr, width == 32) };
                     judge(&policy, &program, &packet.to_frame());
@@ -250,10 +277,15 @@ fn the_link_of_ipv6_works_without_entries() {
         ("ff02::1", 134, "::", false),
         ("ff05::1:3", 143, "::", false),
     ] {
-        let packet = Packet { protocol: 58, icmp: kind, target: target.parse().unwrap(), ..Packet::to(to) };
+        let packet =
+            Packet { protocol: 58, icmp: kind, target: target.parse().unwrap(), ..Packet::to(to) };
         assert_eq!(judge(&policy, &program, &packet.to_frame()), passes, "{packet:?}");
         let routed = Packet { hop_limit: 254, ..packet.clone() };
-        assert_eq!(judge(&policy, &program, &routed.to_frame()), kind == 143 && passes, "{routed:?}");
+        assert_eq!(
+            judge(&policy, &program, &routed.to_frame()),
+            kind == 143 && passes,
+            "{routed:?}"
+        );
         let duplicate = Packet { from_unspecified: true, ..packet };
         let detects = passes || (kind == 135 && to.starts_with("ff02"));
         assert_eq!(judge(&policy, &program, &duplicate.to_frame()), detects, "{duplicate:?}");
@@ -286,7 +318,11 @@ fn no_end_of_a_frame_lets_it_pass() {
     for (packet, least) in least {
         let frame = packet.to_frame();
         for end in 0..=frame.len() {
-            assert_eq!(judge(&policy, &program, &frame[..end]), end >= least, "{end} of {packet:?}");
+            assert_eq!(
+                judge(&policy, &program, &frame[..end]),
+                end >= least,
+                "{end} of {packet:?}"
+            );
         }
     }
 }
@@ -304,7 +340,8 @@ fn networks(count: u32, distinct: bool) -> OwnedPolicy {
 
 #[test]
 fn a_hundred_networks_need_some_hundred_instructions() {
-    let lengths = [networks(0, false), networks(100, false), networks(100, true)].map(|policy| policy.compile().len());
+    let lengths = [networks(0, false), networks(100, false), networks(100, true)]
+        .map(|policy| policy.compile().len());
     assert_eq!(lengths, [158, 366, 765]);
     let mut many = networks(500, true);
     many.routers = sample_policy().routers;

@@ -44,14 +44,26 @@ fn destinations_without_an_entry_have_the_default() {
     for deny in ["{}", r#"{"policy": "deny"}"#] {
         assert!(compiled(deny).routed.is_empty(), "{deny}");
     }
-    assert_routed(r#"{"policy": "allow"}"#, &[("10.0.0.1", SSH), ("::1", 0), ("255.255.255.255", 0xff_ffff)], &[]);
+    assert_routed(
+        r#"{"policy": "allow"}"#,
+        &[("10.0.0.1", SSH), ("::1", 0), ("255.255.255.255", 0xff_ffff)],
+        &[],
+    );
 }
 
 #[test]
 fn entries_without_ports_are_for_all_services() {
     let any = [("10.0.0.1", 0), ("10.0.0.1", PING), ("10.0.0.1", HTTPS), ("10.0.0.1", 0xff_ffff)];
-    assert_routed(r#"{"allow": [{"to": ["10.0.0.0/8"]}]}"#, &any, &[("11.0.0.0", HTTPS), ("9.255.255.255", HTTPS)]);
-    assert_routed(r#"{"policy": "allow", "deny": [{"to": ["10.0.0.0/8"]}]}"#, &[("11.0.0.0", HTTPS)], &any);
+    assert_routed(
+        r#"{"allow": [{"to": ["10.0.0.0/8"]}]}"#,
+        &any,
+        &[("11.0.0.0", HTTPS), ("9.255.255.255", HTTPS)],
+    );
+    assert_routed(
+        r#"{"policy": "allow", "deny": [{"to": ["10.0.0.0/8"]}]}"#,
+        &[("11.0.0.0", HTTPS)],
+        &any,
+    );
 }
 
 #[test]
@@ -71,8 +83,18 @@ fn addresses_are_networks_of_one_address() {
 #[test]
 fn an_entry_is_for_each_of_its_ports() {
     let json = r#"{"allow": [{"to": ["0.0.0.0/0"], "ports": ["tcp/443", "udp/50-53", "icmp"]}]}"#;
-    let denied = [("1.1.1.1", SSH), ("1.1.1.1", DNS + 1), ("1.1.1.1", DNS - 4), ("1.1.1.1", PING_V6), ("::", HTTPS)];
-    assert_routed(json, &[("1.1.1.1", HTTPS), ("1.1.1.1", DNS), ("1.1.1.1", DNS - 3), ("1.1.1.1", PING)], &denied);
+    let denied = [
+        ("1.1.1.1", SSH),
+        ("1.1.1.1", DNS + 1),
+        ("1.1.1.1", DNS - 4),
+        ("1.1.1.1", PING_V6),
+        ("::", HTTPS),
+    ];
+    assert_routed(
+        json,
+        &[("1.1.1.1", HTTPS), ("1.1.1.1", DNS), ("1.1.1.1", DNS - 3), ("1.1.1.1", PING)],
+        &denied,
+    );
 }
 
 #[test]
@@ -97,7 +119,11 @@ fn a_deny_entry_without_networks_denies_everywhere() {
 #[test]
 fn a_deny_entry_with_empty_ports_denies_all_services() {
     let json = r#"{"policy": "allow", "deny": [{"to": ["10.0.0.0/8"], "ports": []}]}"#;
-    assert_routed(json, &[("11.0.0.1", SSH)], &[("10.0.0.1", SSH), ("10.0.0.1", PING), ("10.0.0.1", 0)]);
+    assert_routed(
+        json,
+        &[("11.0.0.1", SSH)],
+        &[("10.0.0.1", SSH), ("10.0.0.1", PING), ("10.0.0.1", 0)],
+    );
 }
 
 #[test]
@@ -114,7 +140,11 @@ fn the_longest_prefix_decides() {
 fn entries_for_other_services_do_not_decide() {
     let json = r#"{"allow": [{"to": ["10.0.0.0/8"], "ports": ["tcp"]}],
         "deny": [{"to": ["10.1.0.0/16"], "ports": ["tcp/22", "udp"]}]}"#;
-    assert_routed(json, &[("10.1.0.1", HTTPS), ("10.2.0.1", SSH)], &[("10.1.0.1", SSH), ("10.1.0.1", DNS)]);
+    assert_routed(
+        json,
+        &[("10.1.0.1", HTTPS), ("10.2.0.1", SSH)],
+        &[("10.1.0.1", SSH), ("10.1.0.1", DNS)],
+    );
 }
 
 #[test]
@@ -144,7 +174,8 @@ fn served_services_are_sorted_and_merged() {
 fn published_services_are_merged_in_any_order() {
     let published = ["udp/8080", "tcp/443", "tcp/80", "tcp/443"].map(str::to_owned).to_vec();
     let policies = vec![policy(r#"{"serve": ["udp", "tcp/79"]}"#)];
-    let served = EgressPart { published, policies, ..EgressPart::default() }.compile().unwrap().served;
+    let served =
+        EgressPart { published, policies, ..EgressPart::default() }.compile().unwrap().served;
     let tcp = [ServiceRange::of_ports(6, 79, 80), ServiceRange::of_port(6, 443)];
     assert_eq!(served, [tcp[0], tcp[1], ServiceRange::of_protocol(17)]);
 }
@@ -167,11 +198,22 @@ fn services_are_parsed() {
 
 #[test]
 fn two_policies_must_both_allow() {
-    let ours = compiled(r#"{"profile": "sandbox", "allow": [{"to": ["10.0.0.1"]}], "serve": ["tcp/80"]}"#);
-    let theirs = compiled(r#"{"allow": [{"to": ["10.0.0.0/24", "8.8.8.8"]}], "serve": ["tcp/80-81", "udp/53"]}"#);
+    let ours =
+        compiled(r#"{"profile": "sandbox", "allow": [{"to": ["10.0.0.1"]}], "serve": ["tcp/80"]}"#);
+    let theirs = compiled(
+        r#"{"allow": [{"to": ["10.0.0.0/24", "8.8.8.8"]}], "serve": ["tcp/80-81", "udp/53"]}"#,
+    );
     let both = ours.intersect(&theirs);
-    assert_verdicts(&both.routed, &[("10.0.0.1", SSH), ("8.8.8.8", SSH)], &[("10.0.0.2", SSH), ("8.8.4.4", SSH)]);
-    assert_verdicts(&both.host, &[("10.0.0.1", SSH), ("8.8.8.8", DNS)], &[("8.8.8.8", SSH), ("8.8.4.4", DNS)]);
+    assert_verdicts(
+        &both.routed,
+        &[("10.0.0.1", SSH), ("8.8.8.8", SSH)],
+        &[("10.0.0.2", SSH), ("8.8.4.4", SSH)],
+    );
+    assert_verdicts(
+        &both.host,
+        &[("10.0.0.1", SSH), ("8.8.8.8", DNS)],
+        &[("8.8.8.8", SSH), ("8.8.4.4", DNS)],
+    );
     assert_eq!(both.served, [ServiceRange::of_port(6, 80)]);
 }
 
@@ -196,15 +238,18 @@ fn longest_match(list: &[PolicyEntry], is_deny: bool, addr: IpAddr, service: u32
     let names_service = |entry: &PolicyEntry| match &entry.ports {
         None => true,
         Some(ports) if ports.is_empty() => is_deny,
-        Some(ports) => SERVICES
-            .iter()
-            .any(|(text, range)| ports.iter().any(|p| p == text) && range.first <= service && service <= range.last),
+        Some(ports) => SERVICES.iter().any(|(text, range)| {
+            ports.iter().any(|p| p == text) && range.first <= service && service <= range.last
+        }),
     };
     let length = |entry: &PolicyEntry| match entry.to.as_slice() {
         [] => is_deny.then_some(0),
         to => {
             let networks = to.iter().map(|text| text.parse::<IpNet>().unwrap());
-            networks.filter(|network| network.contains(&addr)).map(|network| network.prefix_len()).max()
+            networks
+                .filter(|network| network.contains(&addr))
+                .map(|network| network.prefix_len())
+                .max()
         }
     };
     list.iter().filter(|entry| names_service(entry)).filter_map(length).max()
@@ -229,7 +274,11 @@ fn random_policies_are_compiled_as_the_rules_say() {
                     (allowed, denied) => allowed > denied,
                 };
                 verdicts[usize::from(expected)] += 1;
-                assert_eq!(traffic.allows(addr, service), expected, "{round}: {addr} {service:x} {policy:?}");
+                assert_eq!(
+                    traffic.allows(addr, service),
+                    expected,
+                    "{round}: {addr} {service:x} {policy:?}"
+                );
             }
         }
     }
@@ -258,8 +307,18 @@ const BOUNDS: [[&str; 4]; 27] = [
     ["-", "::ffff:0:0", "::ffff:ffff:ffff", "-"],
     ["-", "64:ff9b::", "64:ff9b::ffff:ffff", "-"],
     ["-", "64:ff9b:1::", "64:ff9b:1:ffff:ffff:ffff:ffff:ffff", "-"],
-    ["2000:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "2001::", "2001:0:ffff:ffff:ffff:ffff:ffff:ffff", "2001:1::"],
-    ["2001:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "2002::", "2002:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "2003::"],
+    [
+        "2000:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
+        "2001::",
+        "2001:0:ffff:ffff:ffff:ffff:ffff:ffff",
+        "2001:1::",
+    ],
+    [
+        "2001:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
+        "2002::",
+        "2002:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
+        "2003::",
+    ],
     ["-", "fc00::", "fdff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "-"],
     ["-", "fd00:ec2::254", "fd00:ec2::254", "-"],
     ["-", "fe80::", "febf:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "-"],
@@ -275,7 +334,8 @@ fn the_sandbox_denies_private_and_special_networks() {
     let routed = compiled(SANDBOXED).routed;
     for [before, first, last, after] in BOUNDS {
         for service in [0, PING, HTTPS, DNS, 0xff_ffff] {
-            let allowed: Vec<_> = [before, after].into_iter().filter(|a| *a != "-").map(|a| (a, service)).collect();
+            let allowed: Vec<_> =
+                [before, after].into_iter().filter(|a| *a != "-").map(|a| (a, service)).collect();
             assert_verdicts(&routed, &allowed, &[(first, service), (last, service)]);
         }
     }
@@ -286,9 +346,14 @@ fn the_sandbox_allows_all_else_but_icmpv6() {
     let routed = compiled(SANDBOXED).routed;
     let public = ["1.1.1.1", "8.8.8.8", "203.0.113.1", "2606:4700::1111", "2a00::1"];
     for addr in public {
-        assert_verdicts(&routed, &[(addr, HTTPS), (addr, DNS), (addr, PING), (addr, 0xff_ffff)], &[]);
+        assert_verdicts(
+            &routed,
+            &[(addr, HTTPS), (addr, DNS), (addr, PING), (addr, 0xff_ffff)],
+            &[],
+        );
     }
-    let denied = [("2606:4700::1111", PING_V6), ("2606:4700::1111", PING_V6 + 0xffff), ("::5", PING_V6)];
+    let denied =
+        [("2606:4700::1111", PING_V6), ("2606:4700::1111", PING_V6 + 0xffff), ("::5", PING_V6)];
     assert_verdicts(&routed, &[("8.8.8.8", PING_V6), ("2606:4700::1111", PING_V6 - 1)], &denied);
 }
 
@@ -296,8 +361,17 @@ fn the_sandbox_allows_all_else_but_icmpv6() {
 fn the_sandbox_denies_the_networks_on_link() {
     let on_link = ["203.0.113.77/24", "2001:db8::9/64"].map(|net| net.parse().unwrap());
     let routed = policy(SANDBOXED).compile(&on_link).unwrap().routed;
-    let denied = [("203.0.113.0", SSH), ("203.0.113.255", SSH), ("2001:db8::", SSH), ("2001:db8::ffff", SSH)];
-    assert_verdicts(&routed, &[("203.0.112.255", SSH), ("203.0.114.0", SSH), ("2001:db8:0:1::", SSH)], &denied);
+    let denied = [
+        ("203.0.113.0", SSH),
+        ("203.0.113.255", SSH),
+        ("2001:db8::", SSH),
+        ("2001:db8::ffff", SSH),
+    ];
+    assert_verdicts(
+        &routed,
+        &[("203.0.112.255", SSH), ("203.0.114.0", SSH), ("2001:db8:0:1::", SSH)],
+        &denied,
+    );
 }
 
 #[test]
@@ -305,7 +379,13 @@ fn longer_prefixes_of_a_user_override_the_sandbox() {
     let json = r#"{"profile": "sandbox", "allow": [{"to": ["10.96.0.0/12"], "ports": ["tcp/443"]}, {"to": ["fd00::/8"]}],
         "deny": [{"to": ["8.8.8.8"]}]}"#;
     let allowed = [("10.96.0.1", HTTPS), ("fd00::1", SSH), ("fd00::1", PING_V6), ("8.8.4.4", DNS)];
-    let denied = [("10.96.0.1", SSH), ("10.95.0.1", HTTPS), ("fc00::1", SSH), ("fd00:ec2::254", SSH), ("8.8.8.8", DNS)];
+    let denied = [
+        ("10.96.0.1", SSH),
+        ("10.95.0.1", HTTPS),
+        ("fc00::1", SSH),
+        ("fd00:ec2::254", SSH),
+        ("8.8.8.8", DNS),
+    ];
     assert_routed(json, &allowed, &denied);
     let equal = r#"{"profile": "sandbox", "allow": [{"to": ["10.0.0.0/8"]}]}"#;
     assert_routed(equal, &[("8.8.8.8", SSH)], &[("10.0.0.1", SSH)]);
@@ -314,7 +394,11 @@ fn longer_prefixes_of_a_user_override_the_sandbox() {
 #[test]
 fn the_default_of_the_sandbox_may_be_deny() {
     let json = r#"{"profile": "sandbox", "policy": "deny", "allow": [{"to": ["0.0.0.0/0"], "ports": ["tcp/443"]}]}"#;
-    assert_routed(json, &[("8.8.8.8", HTTPS)], &[("8.8.8.8", SSH), ("10.0.0.1", HTTPS), ("2a00::1", HTTPS)]);
+    assert_routed(
+        json,
+        &[("8.8.8.8", HTTPS)],
+        &[("8.8.8.8", SSH), ("10.0.0.1", HTTPS), ("2a00::1", HTTPS)],
+    );
 }
 
 #[test]
@@ -322,7 +406,8 @@ fn the_sandbox_reaches_name_service_of_the_host_only() {
     for json in [SANDBOXED, r#"{"profile": "sandbox", "policy": "allow"}"#] {
         let host = compiled(json).host;
         for addr in ["10.0.0.1", "203.0.113.1", "169.254.20.10", "fe80::1", "2a00::1"] {
-            let denied = [SSH, HTTPS, PING, PING_V6, DNS - 1, DNS + 1, DNS_TCP - 1, DNS_TCP + 1].map(|s| (addr, s));
+            let denied = [SSH, HTTPS, PING, PING_V6, DNS - 1, DNS + 1, DNS_TCP - 1, DNS_TCP + 1]
+                .map(|s| (addr, s));
             assert_verdicts(&host, &[(addr, DNS), (addr, DNS_TCP)], &denied);
         }
     }
@@ -332,15 +417,19 @@ fn the_sandbox_reaches_name_service_of_the_host_only() {
 fn entries_of_a_user_are_for_the_host_too() {
     let json = r#"{"profile": "sandbox", "allow": [{"to": ["0.0.0.0/1"], "ports": ["tcp/443"]}],
         "deny": [{"to": ["10.0.0.1"]}, {"ports": ["tcp/53"]}]}"#;
-    let denied = [("10.0.0.1", HTTPS), ("10.0.0.1", DNS), ("10.0.0.2", DNS_TCP), ("192.168.0.1", HTTPS)];
-    assert_verdicts(&compiled(json).host, &[("10.0.0.2", HTTPS), ("10.0.0.2", DNS), ("192.168.0.1", DNS)], &denied);
+    let denied =
+        [("10.0.0.1", HTTPS), ("10.0.0.1", DNS), ("10.0.0.2", DNS_TCP), ("192.168.0.1", HTTPS)];
+    assert_verdicts(
+        &compiled(json).host,
+        &[("10.0.0.2", HTTPS), ("10.0.0.2", DNS), ("192.168.0.1", DNS)],
+        &denied,
+    );
 }
 
 #[test]
 fn errors_name_the_entry_and_a_remedy() {
     let network = "write a network like 10.0.0.0/8 or 2001:db8::/32, or a complete address";
-    let service =
-        "write tcp, udp, sctp, icmp, icmpv6 or a protocol's number up to 255; ports like tcp/443 or tcp/8000-8100";
+    let service = "write tcp, udp, sctp, icmp, icmpv6 or a protocol's number up to 255; ports like tcp/443 or tcp/8000-8100";
     let port = "a port is a number from 1 to 65535";
     let ports = |text: &str| format!(r#"{{"deny": [{{}}, {{"ports": ["tcp", "{text}"]}}]}}"#);
     let to = |text: &str| format!(r#"{{"allow": [{{}}, {{}}, {{"to": ["{text}"]}}]}}"#);
@@ -355,7 +444,11 @@ fn errors_name_the_entry_and_a_remedy() {
         (ports("+6"), r#"deny[1].ports[1] "+6": not a service"#, service),
         (ports(""), r#"deny[1].ports[1] "": not a service"#, service),
         (ports("/80"), r#"deny[1].ports[1] "/80": not a service"#, service),
-        (ports("icmp/8"), r#"deny[1].ports[1] "icmp/8": only tcp, udp and sctp have ports"#, r#"write "icmp""#),
+        (
+            ports("icmp/8"),
+            r#"deny[1].ports[1] "icmp/8": only tcp, udp and sctp have ports"#,
+            r#"write "icmp""#,
+        ),
         (ports("tcp/"), r#"deny[1].ports[1] "tcp/": "" is not a port"#, port),
         (ports("tcp/0"), r#"deny[1].ports[1] "tcp/0": "0" is not a port"#, port),
         (ports("tcp/+1"), r#"deny[1].ports[1] "tcp/+1": "+1" is not a port"#, port),
@@ -379,7 +472,11 @@ fn errors_name_the_entry_and_a_remedy() {
         ),
     ];
     for (json, message, remedy) in cases {
-        assert_eq!(policy(&json).compile(&[]), Err(Error::config(message).with_details(remedy)), "{json}");
+        assert_eq!(
+            policy(&json).compile(&[]),
+            Err(Error::config(message).with_details(remedy)),
+            "{json}"
+        );
     }
 }
 
@@ -389,7 +486,11 @@ fn a_policy_has_at_most_1024_networks() {
         to: (0..count).map(|n| format!("10.0.{}.{}", n >> 8, n & 255)).collect(),
         ports: None,
     };
-    let policy = |count| EgressPolicy { allow: vec![entry(count)], deny: vec![entry(512)], ..EgressPolicy::default() };
+    let policy = |count| EgressPolicy {
+        allow: vec![entry(count)],
+        deny: vec![entry(512)],
+        ..EgressPolicy::default()
+    };
     assert!(policy(512).compile(&[]).is_ok());
     let error = Error::config("allow and deny have 1025 networks")
         .with_details("1024 are possible: write larger networks instead of their parts");

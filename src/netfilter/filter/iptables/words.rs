@@ -43,7 +43,10 @@ pub(super) fn shared_jumps(admin: &str) -> [IptablesRule; 2] {
 pub(super) fn address_rules(ip: IpAddr) -> [IptablesRule; 2] {
     let cidr = host_net(ip).to_string();
     [
-        IptablesRule::new(CNI_FORWARD).with_words(&["-d", &cidr]).with_words(&ANSWERS).with_target("ACCEPT"),
+        IptablesRule::new(CNI_FORWARD)
+            .with_words(&["-d", &cidr])
+            .with_words(&ANSWERS)
+            .with_target("ACCEPT"),
         IptablesRule::new(CNI_FORWARD).with_words(&["-s", &cidr]).with_target("ACCEPT"),
     ]
 }
@@ -63,7 +66,10 @@ pub(super) fn bridge_rules(bridge: &str, policy: IngressPolicy) -> Vec<IptablesR
     let out = IptablesRule::new(STAGE_1).with_words(&["-i", bridge, "!", "-o", bridge]);
     let mut rules = vec![
         out.with_comment(&comment).with_target(STAGE_2),
-        IptablesRule::new(STAGE_2).with_words(&["-o", bridge]).with_comment(ANY_POLICY).with_target("DROP"),
+        IptablesRule::new(STAGE_2)
+            .with_words(&["-o", bridge])
+            .with_comment(ANY_POLICY)
+            .with_target("DROP"),
     ];
     if policy == IngressPolicy::Isolated {
         let within = IptablesRule::new(STAGE_1).with_words(&["-i", bridge, "-o", bridge]);

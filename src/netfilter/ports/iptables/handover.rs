@@ -34,7 +34,10 @@ fn join_chains(table: &mut IptablesTable) -> usize {
         }
         table.ensure_chain(&common);
         let moved = |word: &String| if word == chain { common.clone() } else { word.clone() };
-        let moved = IptablesRule { chain: CHAIN_TOP.to_owned(), words: entry.words.iter().map(moved).collect() };
+        let moved = IptablesRule {
+            chain: CHAIN_TOP.to_owned(),
+            words: entry.words.iter().map(moved).collect(),
+        };
         if moved.option_value("-d").is_some() {
             table.insert_unique(0, moved);
         } else {

@@ -17,8 +17,8 @@ use serde::Deserialize;
 pub(in crate::netfilter) use self::handover::join_interfaces;
 pub use self::rules::IptablesOptions;
 use self::rules::{
-    CHAIN_MASQ, CHAIN_TOP, POSTROUTING, RequiredRules, SETMARK, attachment_rules, entries_ahead, entry_comment,
-    parse_entry_comment, shared_rules, top_chain_jumps,
+    CHAIN_MASQ, CHAIN_TOP, POSTROUTING, RequiredRules, SETMARK, attachment_rules, entries_ahead,
+    entry_comment, parse_entry_comment, shared_rules, top_chain_jumps,
 };
 use super::{MappedPort, PortOwner, PortmapPart, RECORDS, TakenPort, describe_host_port};
 use crate::attachment::AttachmentRecord;
@@ -41,8 +41,11 @@ pub(super) const RULES: RecordedRules = RecordedRules {
     kept: RECORDS,
     table: NAT,
     is_of: |part, family| {
-        let forward = PortmapPart::deserialize(part).ok().filter(|of| of.backend == RuleBackend::Iptables);
-        forward.is_some_and(|of| of.targets.iter().any(|target| IpFamily::of_address(target.addr()) == family))
+        let forward =
+            PortmapPart::deserialize(part).ok().filter(|of| of.backend == RuleBackend::Iptables);
+        forward.is_some_and(|of| {
+            of.targets.iter().any(|target| IpFamily::of_address(target.addr()) == family)
+        })
     },
     plan: |table, family, stored, _| {
         let forward = PortmapPart::deserialize(&stored.content).ok()?;
@@ -71,21 +74,24 @@ pub(super) fn add_mappings(
     for family in IpFamily::BOTH {
         let Some(wanted) = RequiredRules::of_family(owner, forward, family) else { continue };
         let ports = wanted.family_mappings().map(|m| (m.proto.to_string(), m.host_port)).collect();
-        let outcome = with_chain_scope(owner, &SHARED, &|entry| may_map_ports(entry, &ports), &|scope| {
-            RULES.add(&filter.default_iptables(family)?, owner, forward, scope, &|table| {
-                let port = find_taken_port(table, wanted);
-                // What was restored for the holder of the port remains.
-                if port.is_none() {
-                    create_rules(table, wanted);
-                }
-                taken.replace(port);
-            })
-        });
+        let outcome =
+            with_chain_scope(owner, &SHARED, &|entry| may_map_ports(entry, &ports), &|scope| {
+                RULES.add(&filter.default_iptables(family)?, owner, forward, scope, &|table| {
+                    let port = find_taken_port(table, wanted);
+                    // What was restored for the holder of the port remains.
+                    if port.is_none() {
+                        create_rules(table, wanted);
+                    }
+                    taken.replace(port);
+                })
+            });
         if outcome.is_err() || taken.borrow().is_some() {
             for earlier in created {
                 undo_mappings(filter, earlier, owner);
             }
-            outcome.map_err(|error| missing_mark_chain_error(filter, family, forward).unwrap_or(error))?;
+            outcome.map_err(|error| {
+                missing_mark_chain_error(filter, family, forward).unwrap_or(error)
+            })?;
             return Ok(taken.into_inner());
         }
         created.push(family);
@@ -94,9 +100,17 @@ pub(super) fn add_mappings(
 }
 
 /// The error if the chain of `externalSetMarkChain` does not exist.
-fn missing_mark_chain_error(filter: &PacketFilter, family: IpFamily, forward: &PortmapPart) -> Option<Error> {
+fn missing_mark_chain_error(
+    filter: &PacketFilter,
+    family: IpFamily,
+    forward: &PortmapPart,
+) -> Option<Error> {
     let chain = forward.options.as_ref()?.set_mark_chain.as_deref()?;
-    let table = filter.default_iptables(family).ok()?.read_table(NAT, ChainScope::named_chains(&[chain])).ok()?;
+    let table = filter
+        .default_iptables(family)
+        .ok()?
+        .read_table(NAT, ChainScope::named_chains(&[chain]))
+        .ok()?;
     (!table.has_chain(chain)).then(|| {
         let program = program_name(family);
         Error::config(format!("externalSetMarkChain: no chain \"{chain}\" in {program} table nat")).with_details(
@@ -130,7 +144,10 @@ fn fill_chain(table: &mut IptablesTable, wanted: RequiredRules<'_>, chain: &str)
     table.ensure_chain(chain);
     table.append_all_unique(attachment_rules(wanted, chain));
     // After the entries of others: if a container has several networks, the first network serves the port.
-    let ahead = table.rules_of_chain(CHAIN_TOP).take_while(|rule| rule.option_value("-d").is_some()).count();
+    let ahead = table
+        .rules_of_chain(CHAIN_TOP)
+        .take_while(|rule| rule.option_value("-d").is_some())
+        .count();
     for entry in entries_ahead(wanted, chain) {
         if is_preceded_by_other(table, &entry, wanted, chain) {
             table.insert_unique(ahead, entry);
@@ -140,7 +157,12 @@ fn fill_chain(table: &mut IptablesTable, wanted: RequiredRules<'_>, chain: &str)
 
 /// Whether an entry of another container comes before those of `chain`, and may be for the port of `entry`, which is
 /// for a single address of the host.
-fn is_preceded_by_other(table: &IptablesTable, entry: &IptablesRule, wanted: RequiredRules<'_>, chain: &str) -> bool {
+fn is_preceded_by_other(
+    table: &IptablesTable,
+    entry: &IptablesRule,
+    wanted: RequiredRules<'_>,
+    chain: &str,
+) -> bool {
     let proto = entry.option_value("-p").unwrap_or_default();
     let ports = entry.option_value("--dports").unwrap_or_default().split(',');
     let ports = ports.filter_map(|port| Some((proto.to_owned(), port.parse().ok()?))).collect();
@@ -190,7 +212,8 @@ fn find_attachment_chain(table: &IptablesTable, owner: AttachmentId<'_>) -> Stri
     let comment = entry_comment(owner);
     let is_own = |chain: &&str| {
         let interface = interface_of_chain(table, chain, owner.network, owner.id);
-        interface.is_none_or(|ifname| ifname == owner.ifname) && !is_entered_by_other(table, chain, &comment)
+        interface.is_none_or(|ifname| ifname == owner.ifname)
+            && !is_entered_by_other(table, chain, &comment)
     };
     let entries = table.rules.iter().filter(|rule| is_entry_with_comment(rule, &comment));
     match entries.filter_map(|entry| entry.option_value("-j")).find(is_own) {
@@ -202,7 +225,12 @@ fn find_attachment_chain(table: &IptablesTable, owner: AttachmentId<'_>) -> Stri
 
 /// The interface that a container's chain belongs to. The name of the chain does not tell it, so the address in the
 /// chain's rules is looked up in the records.
-fn interface_of_chain(table: &IptablesTable, chain: &str, network: &str, id: &str) -> Option<String> {
+fn interface_of_chain(
+    table: &IptablesTable,
+    chain: &str,
+    network: &str,
+    id: &str,
+) -> Option<String> {
     let addrs = collect_set(table.rules_of_chain(chain).filter_map(dnat_address));
     let records = addrs.into_iter().flat_map(AttachmentRecord::find_by_address);
     let mut of_container = records.filter(|record| record.network == network && record.id == id);
@@ -220,7 +248,9 @@ fn is_entry_with_comment(rule: &IptablesRule, comment: &str) -> bool {
 
 /// Whether an entry of another container jumps to the chain.
 fn is_entered_by_other(table: &IptablesTable, chain: &str, comment: &str) -> bool {
-    table.rules_of_chain(CHAIN_TOP).any(|entry| entry.goes_to(chain) && !is_entry_with_comment(entry, comment))
+    table
+        .rules_of_chain(CHAIN_TOP)
+        .any(|entry| entry.goes_to(chain) && !is_entry_with_comment(entry, comment))
 }
 
 /// Deletes the entries with this comment to the chain, and the chain unless others jump to it.
@@ -248,8 +278,9 @@ fn with_chain_scope<T>(
     let (common, own) = chain_names(owner);
     let comment = entry_comment(owner);
     let needed = [&[CHAIN_TOP, common.as_str(), own.as_str()], more].concat();
-    let leads_on =
-        |rule: &IptablesRule| is_entry_with_comment(rule, &comment) || (rule.chain == CHAIN_TOP && is_wanted(rule));
+    let leads_on = |rule: &IptablesRule| {
+        is_entry_with_comment(rule, &comment) || (rule.chain == CHAIN_TOP && is_wanted(rule))
+    };
     call(ChainScope::Chains(&needed, &leads_on))
 }
 
@@ -262,11 +293,14 @@ fn with_deletion_scope<T>(owner: AttachmentId<'_>, call: &dyn Fn(ChainScope<'_>)
 fn find_taken_port(table: &IptablesTable, wanted: RequiredRules<'_>) -> Option<TakenPort> {
     let owner = wanted.owner;
     let own = find_attachment_chain(table, owner);
-    let requested: HashMap<_, _> = wanted.family_mappings().map(|m| (mapping_words(m), m)).collect();
-    let is_others =
-        |rule: &&IptablesRule| rule.goes_to("DNAT") && rule.chain.starts_with("CNI-DN-") && rule.chain != own;
+    let requested: HashMap<_, _> =
+        wanted.family_mappings().map(|m| (mapping_words(m), m)).collect();
+    let is_others = |rule: &&IptablesRule| {
+        rule.goes_to("DNAT") && rule.chain.starts_with("CNI-DN-") && rule.chain != own
+    };
     for rule in table.rules.iter().filter(is_others) {
-        let words = ["-p", "--dport", "-d"].map(|option| rule.option_value(option).map(str::to_owned));
+        let words =
+            ["-p", "--dport", "-d"].map(|option| rule.option_value(option).map(str::to_owned));
         let Some(mapping) = requested.get(&words) else { continue };
         let chain = &rule.chain;
         // A chain without an entry maps nothing.
@@ -289,7 +323,8 @@ fn find_taken_port(table: &IptablesTable, wanted: RequiredRules<'_>) -> Option<T
 
 /// The owner of a chain, by the network and container of an entry.
 fn owner_of_chain(table: &IptablesTable, chain: &str, network: &str, id: &str) -> PortOwner {
-    let mappings: Vec<_> = table.rules_of_chain(chain).filter(|rule| rule.goes_to("DNAT")).collect();
+    let mappings: Vec<_> =
+        table.rules_of_chain(chain).filter(|rule| rule.goes_to("DNAT")).collect();
     PortOwner {
         network: network.to_owned(),
         id: id.to_owned(),
@@ -297,7 +332,9 @@ fn owner_of_chain(table: &IptablesTable, chain: &str, network: &str, id: &str) -
         comment: format!("chain {chain}"),
         ports: collect_set(mappings.iter().filter_map(|rule| {
             let [proto, port] = ["-p", "--dport"].map(|option| rule.option_value(option));
-            let on = rule.option_value("-d").map(|addr| format!("{}:", addr.split('/').next().unwrap_or(addr)));
+            let on = rule
+                .option_value("-d")
+                .map(|addr| format!("{}:", addr.split('/').next().unwrap_or(addr)));
             Some(format!("{}{}/{}", on.unwrap_or_default(), port?, proto?))
         })),
         targets: collect_set(mappings.iter().copied().filter_map(dnat_address)),
@@ -312,7 +349,8 @@ pub(super) fn list_port_owners(filter: &PacketFilter) -> Result<Vec<PortOwner>> 
         for tables in filter.iptables_with_chains(family, NAT, &[CHAIN_TOP])? {
             let table = tables.read_table(NAT, ChainScope::All)?;
             found.extend(
-                container_entries(&table).map(|(_, chain, network, id)| owner_of_chain(&table, chain, network, id)),
+                container_entries(&table)
+                    .map(|(_, chain, network, id)| owner_of_chain(&table, chain, network, id)),
             );
         }
     }
@@ -321,15 +359,21 @@ pub(super) fn list_port_owners(filter: &PacketFilter) -> Result<Vec<PortOwner>> 
 
 /// Deletes the chains of an owner, without a record, that redirect to addresses that were seen. Returns the addresses
 /// that they redirected UDP to.
-pub(super) fn remove_port_owner(filter: &PacketFilter, owner: &PortOwner) -> Result<BTreeSet<IpAddr>> {
+pub(super) fn remove_port_owner(
+    filter: &PacketFilter,
+    owner: &PortOwner,
+) -> Result<BTreeSet<IpAddr>> {
     let servers = RefCell::new(BTreeSet::new());
     filter.delete_iptables_rules(NAT, &[CHAIN_TOP], ChainScope::All, &|table, _| {
         let is_its = |chain: &str, network: &str, id: &str| {
             let found = owner_of_chain(table, chain, network, id);
             found.is_same(owner) && found.targets.is_subset(&owner.targets)
         };
-        let its = container_entries(table).filter(|(_, chain, network, id)| is_its(chain, network, id));
-        let its = collect_set(its.map(|(entry, chain, ..)| (chain.to_owned(), comment_of(entry).to_owned())));
+        let its =
+            container_entries(table).filter(|(_, chain, network, id)| is_its(chain, network, id));
+        let its = collect_set(
+            its.map(|(entry, chain, ..)| (chain.to_owned(), comment_of(entry).to_owned())),
+        );
         for (chain, comment) in its {
             servers.borrow_mut().extend(udp_servers(table, &chain));
             remove_chain(table, &chain, &comment);
@@ -356,7 +400,10 @@ fn mapping_words(mapping: &MappedPort) -> [Option<String>; 3] {
 }
 
 /// Deletes the attachment's mappings in every flavour of iptables. Returns the addresses that they redirected UDP to.
-pub(super) fn delete_mappings(filter: &PacketFilter, owner: AttachmentId<'_>) -> Result<BTreeSet<IpAddr>> {
+pub(super) fn delete_mappings(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+) -> Result<BTreeSet<IpAddr>> {
     let (common, own) = chain_names(owner);
     let servers = RefCell::new(BTreeSet::new());
     with_deletion_scope(owner, &|scope| {
@@ -409,7 +456,11 @@ fn find_missing_rule(table: &IptablesTable, wanted: RequiredRules<'_>) -> Option
 }
 
 /// Deletes the chains of the network's attachments that are not among `valid`.
-pub(super) fn remove_stale_chains(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
+pub(super) fn remove_stale_chains(
+    filter: &PacketFilter,
+    network: &str,
+    valid: &[AttachmentId<'_>],
+) -> Result<()> {
     filter.delete_iptables_rules(NAT, &[CHAIN_TOP], ChainScope::All, &|table, _| {
         for (chain, comment) in find_stale_chains(table, network, valid) {
             remove_chain(table, &chain, &comment);
@@ -421,14 +472,19 @@ pub(super) fn remove_stale_chains(filter: &PacketFilter, network: &str, valid: &
 }
 
 /// The stale chains and the comments of their entries.
-fn find_stale_chains(table: &IptablesTable, network: &str, valid: &[AttachmentId<'_>]) -> BTreeSet<(String, String)> {
+fn find_stale_chains(
+    table: &IptablesTable,
+    network: &str,
+    valid: &[AttachmentId<'_>],
+) -> BTreeSet<(String, String)> {
     let mut stale = BTreeSet::new();
     for (entry, chain, of, id) in container_entries(table) {
         let mut of_container = valid.iter().filter(|owner| owner.id == id).peekable();
         let is_valid = of.ne(network)
             || of_container.peek().is_some() && {
                 let ifname = interface_of_chain(table, chain, network, id);
-                of_container.any(|owner| ifname.as_ref().is_none_or(|ifname| owner.ifname == ifname))
+                of_container
+                    .any(|owner| ifname.as_ref().is_none_or(|ifname| owner.ifname == ifname))
             };
         if !is_valid {
             stale.insert((chain.to_owned(), comment_of(entry).to_owned()));
@@ -438,7 +494,9 @@ fn find_stale_chains(table: &IptablesTable, network: &str, valid: &[AttachmentId
 }
 
 /// The entries of containers, with their chain, network and container.
-fn container_entries(table: &IptablesTable) -> impl Iterator<Item = (&IptablesRule, &str, &str, &str)> {
+fn container_entries(
+    table: &IptablesTable,
+) -> impl Iterator<Item = (&IptablesRule, &str, &str, &str)> {
     table.rules_of_chain(CHAIN_TOP).filter_map(|entry| {
         let (network, id) = parse_entry_comment(entry.option_value("--comment")?)?;
         let chain = entry.option_value("-j").filter(|chain| chain.starts_with("CNI-DN-"))?;

@@ -52,7 +52,8 @@ impl<'a> RequiredRules<'a> {
         forward: &'a PortmapPart,
         family: IpFamily,
     ) -> Option<RequiredRules<'a>> {
-        let target = forward.targets.iter().find(|target| IpFamily::of_address(target.addr()) == family)?;
+        let target =
+            forward.targets.iter().find(|target| IpFamily::of_address(target.addr()) == family)?;
         Some(RequiredRules { owner, forward, target: *target, options: forward.options.as_ref()? })
     }
 
@@ -80,7 +81,9 @@ pub(super) fn shared_rules(wanted: RequiredRules<'_>) -> Vec<IptablesRule> {
     if wanted.needs_mark_chains() {
         let mark = 1_u32 << wanted.options.mark_bit;
         let mark = format!("{mark:#x}/{mark:#x}");
-        let set_mark = IptablesRule::new(SETMARK).with_comment("CNI portfwd masquerade mark").with_target("MARK");
+        let set_mark = IptablesRule::new(SETMARK)
+            .with_comment("CNI portfwd masquerade mark")
+            .with_target("MARK");
         rules.push(set_mark.with_words(&["--set-xmark", &mark]));
         let is_marked = IptablesRule::new(CHAIN_MASQ).with_words(&["-m", "mark", "--mark", &mark]);
         rules.push(is_marked.with_target("MASQUERADE"));
@@ -93,7 +96,8 @@ pub(super) fn shared_rules(wanted: RequiredRules<'_>) -> Vec<IptablesRule> {
 /// The rules that jump to [`CHAIN_TOP`].
 pub(super) fn top_chain_jumps() -> [IptablesRule; 2] {
     let is_local = ["-m", "addrtype", "--dst-type", "LOCAL"];
-    ["PREROUTING", "OUTPUT"].map(|chain| IptablesRule::new(chain).with_words(&is_local).with_target(CHAIN_TOP))
+    ["PREROUTING", "OUTPUT"]
+        .map(|chain| IptablesRule::new(chain).with_words(&is_local).with_target(CHAIN_TOP))
 }
 
 /// `dnat name: "<network>" id: "<id>"`, cut as the reference does.
@@ -109,16 +113,19 @@ pub(super) fn entry_comment(owner: AttachmentId<'_>) -> String {
 /// The entries and the rules of the chain, in the reference's words.
 pub(super) fn attachment_rules(wanted: RequiredRules<'_>, chain: &str) -> Vec<IptablesRule> {
     // As the reference, includes mappings that are for the other family only.
-    let entries = multiport_entries(wanted.owner, None, &wanted.forward.mappings.iter().collect::<Vec<_>>());
+    let entries =
+        multiport_entries(wanted.owner, None, &wanted.forward.mappings.iter().collect::<Vec<_>>());
     let mut mappings: Vec<&MappedPort> = wanted.family_mappings().collect();
     // A mapping of a single address takes precedence over one of every address.
     sort_by_key(&mut mappings, |mapping| {
         mapping.single_address().is_none()
-            && wanted
-                .family_mappings()
-                .any(|m| m.single_address().is_some() && (m.proto, m.host_port) == (mapping.proto, mapping.host_port))
+            && wanted.family_mappings().any(|m| {
+                m.single_address().is_some()
+                    && (m.proto, m.host_port) == (mapping.proto, mapping.host_port)
+            })
     });
-    let of_mappings = mappings.into_iter().flat_map(|mapping| mapping_rules(wanted, mapping, chain));
+    let of_mappings =
+        mappings.into_iter().flat_map(|mapping| mapping_rules(wanted, mapping, chain));
     entries
         .into_iter()
         .map(|entry| entry.with_words(wanted.condition_words()).with_target(chain))
@@ -144,14 +151,19 @@ pub(super) fn entries_ahead(wanted: RequiredRules<'_>, chain: &str) -> Vec<Iptab
 }
 
 /// Entries without conditions and targets, for each protocol, with at most [`MULTIPORT`] ports each.
-fn multiport_entries(owner: AttachmentId<'_>, addr: Option<IpAddr>, mappings: &[&MappedPort]) -> Vec<IptablesRule> {
+fn multiport_entries(
+    owner: AttachmentId<'_>,
+    addr: Option<IpAddr>,
+    mappings: &[&MappedPort],
+) -> Vec<IptablesRule> {
     let protocols = collect_set(mappings.iter().map(|m| m.proto.to_string()));
     let mut all = Vec::new();
     for proto in protocols {
         let mine = mappings.iter().filter(|m| m.proto.to_string() == proto);
         let ports: Vec<String> = mine.map(|m| m.host_port.to_string()).collect();
         for ports in ports.chunks(MULTIPORT) {
-            let rule = with_destination(IptablesRule::new(CHAIN_TOP), addr).with_words(&["-p", &proto]);
+            let rule =
+                with_destination(IptablesRule::new(CHAIN_TOP), addr).with_words(&["-p", &proto]);
             let rule = rule.with_comment(&entry_comment(owner));
             all.push(rule.with_words(&["-m", "multiport", "--dports", &ports.join(",")]));
         }
@@ -164,7 +176,11 @@ fn with_destination(rule: IptablesRule, addr: Option<IpAddr>) -> IptablesRule {
     addr.into_iter().fold(rule, |rule, addr| rule.with_words(&["-d", &host_net(addr).to_string()]))
 }
 
-fn mapping_rules(wanted: RequiredRules<'_>, mapping: &MappedPort, chain: &str) -> Vec<IptablesRule> {
+fn mapping_rules(
+    wanted: RequiredRules<'_>,
+    mapping: &MappedPort,
+    chain: &str,
+) -> Vec<IptablesRule> {
     let RequiredRules { forward, target, options, .. } = wanted;
     let (proto, port) = (mapping.proto.to_string(), mapping.host_port.to_string());
     let rule = |rule: IptablesRule| {
@@ -185,7 +201,9 @@ fn mapping_rules(wanted: RequiredRules<'_>, mapping: &MappedPort, chain: &str) -
         }
     }
     let to = SocketAddr::new(target.addr(), mapping.container_port).to_string();
-    all.push(rule(IptablesRule::new(chain)).with_target("DNAT").with_words(&["--to-destination", &to]));
+    all.push(
+        rule(IptablesRule::new(chain)).with_target("DNAT").with_words(&["--to-destination", &to]),
+    );
     all
 }
 

@@ -9,10 +9,13 @@ fn objects_are_listed_as_if_created_by_nft() {
     let nft = sandbox();
     commit_base(&nft);
     let elements = one(|batch| {
-        let web =
-            DNAT4.element_with_key((ip("10.0.0.1"), TransportProtocol::Tcp, 80)).with_values((ip("10.1.0.1"), 8080));
+        let web = DNAT4
+            .element_with_key((ip("10.0.0.1"), TransportProtocol::Tcp, 80))
+            .with_values((ip("10.1.0.1"), 8080));
         batch.add_element(&web.with_comment("net: pods, id: c1"));
-        batch.add_element(&NAMES.element_with_key("eth0").with_verdict(PacketVerdict::jump_to("regular")));
+        batch.add_element(
+            &NAMES.element_with_key("eth0").with_verdict(PacketVerdict::jump_to("regular")),
+        );
         batch.add_element(&NETS.element_with_key(ip("192.0.2.1")).with_comment("one"));
     });
     nft.commit_batch(elements).unwrap();
@@ -52,7 +55,9 @@ table inet t {
 }
 ";
     assert_eq!(ruleset(), expected);
-    assert!(nft.has_object(T).unwrap() && nft.has_object(PRE).unwrap() && nft.has_object(NETS).unwrap());
+    assert!(
+        nft.has_object(T).unwrap() && nft.has_object(PRE).unwrap() && nft.has_object(NETS).unwrap()
+    );
     let chains = nft.dump_chains(T).unwrap();
     let names: Vec<_> = chains.iter().map(|c| (c.name.as_str(), c.base.as_deref())).collect();
     assert_eq!(names, [("pre", Some("nat")), ("post", Some("nat")), ("regular", None)]);
@@ -63,10 +68,13 @@ table inet t {
 fn objects_of_every_family_and_type_are_created() {
     let nft = sandbox();
     let bridge = NftTable::new(TableFamily::Bridge, "b");
-    let (four, six) = (NftTable::new(TableFamily::Ip, "four"), NftTable::new(TableFamily::Ip6, "six"));
+    let (four, six) =
+        (NftTable::new(TableFamily::Ip, "four"), NftTable::new(TableFamily::Ip6, "six"));
     let batch = one(|batch| {
         batch.ensure_object(bridge).ensure_object(four).ensure_object(six);
-        batch.ensure_object(bridge.named_chain("PREROUTING").at_filter_hook(NetfilterHook::Prerouting, -300));
+        batch.ensure_object(
+            bridge.named_chain("PREROUTING").at_filter_hook(NetfilterHook::Prerouting, -300),
+        );
         batch.ensure_object(four.named_chain("c").at_filter_hook(NetfilterHook::Forward, FILTER));
         batch.ensure_object(six.named_chain("c").at_nat_hook(NetfilterHook::Output, DSTNAT));
         batch.ensure_object(six.named_set("macs", &[ValueType::EtherAddr, ValueType::Mark]));
@@ -122,7 +130,8 @@ fn deleting_twice_succeeds() {
     let nft = sandbox();
     delete_twice(&nft);
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let numbers: Vec<u32> = release.split('.').take(2).map(|number| number.parse().unwrap()).collect();
+    let numbers: Vec<u32> =
+        release.split('.').take(2).map(|number| number.parse().unwrap()).collect();
     assert_eq!(nft.destroys.get(), numbers >= vec![6, 3], "{release}");
 }
 
@@ -198,8 +207,9 @@ fn delete_twice(nft: &NftSocket) {
 fn a_failed_change_cancels_the_whole_batch() {
     let nft = sandbox();
     commit_base(&nft);
-    let element =
-        DNAT4.element_with_key((ip("10.0.0.1"), TransportProtocol::Tcp, 80)).with_values((ip("10.1.0.1"), 8080));
+    let element = DNAT4
+        .element_with_key((ip("10.0.0.1"), TransportProtocol::Tcp, 80))
+        .with_values((ip("10.1.0.1"), 8080));
     nft.commit_batch(one(|b| {
         b.add_element(&element);
     }))

@@ -11,13 +11,22 @@ fn elements_round_trip() {
     let nft = sandbox();
     commit_base(&nft);
     let marks = T.value_map("marks", &[ValueType::Mark], &[ValueType::IfName]);
-    let six = T.value_map("six", &[ValueType::Ipv6Addr, ValueType::EtherAddr], &[ValueType::Ipv6Addr]);
+    let six =
+        T.value_map("six", &[ValueType::Ipv6Addr, ValueType::EtherAddr], &[ValueType::Ipv6Addr]);
     let mac = crate::netlink::MacAddress([2, 0, 0, 0, 0, 1]);
     let all = [
-        DNAT4.element_with_key((ip("10.0.0.1"), TransportProtocol::Udp, 53)).with_values((ip("10.1.0.1"), 53)),
-        NAMES.element_with_key("eth0").with_verdict(PacketVerdict::go_to("regular")).with_comment("x"),
+        DNAT4
+            .element_with_key((ip("10.0.0.1"), TransportProtocol::Udp, 53))
+            .with_values((ip("10.1.0.1"), 53)),
+        NAMES
+            .element_with_key("eth0")
+            .with_verdict(PacketVerdict::go_to("regular"))
+            .with_comment("x"),
         NAMES.element_with_key("eth1").with_verdict(PacketVerdict::DROP),
-        marks.element_with_key(NftValue::Mark(0x10)).with_values("veth1").with_comment("\"quoted\" \u{e4}"),
+        marks
+            .element_with_key(NftValue::Mark(0x10))
+            .with_values("veth1")
+            .with_comment("\"quoted\" \u{e4}"),
         six.element_with_key((ip("fd00::1"), mac)).with_values(ip("fd00::2")),
     ];
     let batch = one(|batch| {
@@ -32,7 +41,11 @@ fn elements_round_trip() {
         assert_eq!(nft.read_element(element).unwrap().as_ref(), Some(element));
     }
     assert_eq!(nft.read_element(&NAMES.element_with_key("eth9")).unwrap(), None);
-    assert_eq!(nft.read_element(&T.verdict_map("none", &[ValueType::IfName]).element_with_key("eth9")).unwrap(), None);
+    assert_eq!(
+        nft.read_element(&T.verdict_map("none", &[ValueType::IfName]).element_with_key("eth9"))
+            .unwrap(),
+        None
+    );
     let text = ruleset();
     assert!(text.contains("fd00::1 . 02:00:00:00:00:01 : fd00::2"), "{text}");
     assert!(text.contains("0x00000010 comment \"\"quoted\" \u{e4}\" : \"veth1\""), "{text}");
@@ -45,7 +58,10 @@ fn an_element_is_replaced_in_one_batch() {
     let key = (ip("10.0.0.1"), TransportProtocol::Tcp, 80);
     for (port, destroys) in [(1, true), (2, true), (3, false), (4, false)] {
         nft.destroys.set(destroys);
-        let element = DNAT4.element_with_key(key).with_values((ip("10.1.0.1"), port)).with_comment(format!("{port}"));
+        let element = DNAT4
+            .element_with_key(key)
+            .with_values((ip("10.1.0.1"), port))
+            .with_comment(format!("{port}"));
         let batch = one(|batch| {
             batch.delete_element(&element).add_element(&element);
         });
@@ -73,8 +89,9 @@ fn median(mut run: impl FnMut()) -> Duration {
 }
 
 fn cost(nft: &NftSocket) -> [Duration; 3] {
-    let element =
-        DNAT4.element_with_key((ip("10.0.0.1"), TransportProtocol::Tcp, 80)).with_values((ip("10.1.0.1"), 8080));
+    let element = DNAT4
+        .element_with_key((ip("10.0.0.1"), TransportProtocol::Tcp, 80))
+        .with_values((ip("10.1.0.1"), 8080));
     let add = || {
         let mut batch = NftBatch::new();
         base(&mut batch);
@@ -106,7 +123,9 @@ fn ten_thousand_elements_do_not_slow_down_changes() {
     let batch = one(|batch| {
         for n in 0..10_000_u16 {
             let key = (ip("10.2.0.1"), TransportProtocol::Tcp, n);
-            batch.add_element(&DNAT4.element_with_key(key).with_values((ip("10.1.0.1"), n)).with_comment("pod"));
+            batch.add_element(
+                &DNAT4.element_with_key(key).with_values((ip("10.1.0.1"), n)).with_comment("pod"),
+            );
         }
     });
     let start = cpu_time();

@@ -52,7 +52,8 @@ fn listed(chain: &str) -> Vec<String> {
     let text = nft(&["list", "chain", "inet", "t", chain]);
     let body = text.split_once("chain ").unwrap().1;
     let lines = body.lines().skip(1).map(str::trim);
-    let rules = lines.filter(|l| !l.starts_with("type ") && !l.starts_with("comment ") && *l != "}");
+    let rules =
+        lines.filter(|l| !l.starts_with("type ") && !l.starts_with("comment ") && *l != "}");
     rules.filter(|line| !line.is_empty()).map(str::to_owned).collect()
 }
 

@@ -25,22 +25,37 @@ fn conditions_are_listed_by_nft_as_intended() {
     shown(&[
         (new().saddr_is(ip("10.0.0.1")).accept(), "ip saddr 10.0.0.1 accept"),
         (new().daddr_is(ip("fd00::1")).drop(), "ip6 daddr fd00::1 drop"),
-        (new().saddr_in("10.0.0.0/9".parse().unwrap()).return_to_caller(), "ip saddr 10.0.0.0/9 return"),
         (
-            new().saddr_is(ip("10.0.0.1")).daddr_not_in("10.0.0.0/24".parse().unwrap()).return_to_caller(),
+            new().saddr_in("10.0.0.0/9".parse().unwrap()).return_to_caller(),
+            "ip saddr 10.0.0.0/9 return",
+        ),
+        (
+            new()
+                .saddr_is(ip("10.0.0.1"))
+                .daddr_not_in("10.0.0.0/24".parse().unwrap())
+                .return_to_caller(),
             "ip saddr 10.0.0.1 ip daddr != 10.0.0.0/24 return",
         ),
-        (new().daddr_in("ff00::/8".parse().unwrap()).return_to_caller(), "ip6 daddr ff00::/8 return"),
+        (
+            new().daddr_in("ff00::/8".parse().unwrap()).return_to_caller(),
+            "ip6 daddr ff00::/8 return",
+        ),
         (new().dport_is(TransportProtocol::Tcp, 80).accept(), "tcp dport 80 accept"),
         (
-            new().match_equal(PacketField::Iifname, "eth0").match_equal(PacketField::Oifname, "x").jump_to("regular"),
+            new()
+                .match_equal(PacketField::Iifname, "eth0")
+                .match_equal(PacketField::Oifname, "x")
+                .jump_to("regular"),
             "iifname \"eth0\" oifname \"x\" jump regular",
         ),
         (
             new().match_equal(PacketField::EtherSaddr, mac).go_to("regular"),
             "ether saddr 02:00:00:00:00:01 goto regular",
         ),
-        (new().any_bit_set(PacketField::CtState, CT_STATE_ANSWERS).accept(), "ct state established,related accept"),
+        (
+            new().any_bit_set(PacketField::CtState, CT_STATE_ANSWERS).accept(),
+            "ct state established,related accept",
+        ),
         (new().match_dnat().accept(), "ct status dnat accept"),
         (
             new().no_bit_set(PacketField::CtMark, 1 << 27).return_to_caller(),
@@ -61,7 +76,10 @@ fn statements_are_listed_by_nft_as_intended() {
         (new().accept().with_comment("net: pods, id: c1"), "accept comment \"net: pods, id: c1\""),
         (new().set_ct_mark(1 << 27), "ct mark set ct mark | 0x08000000"),
         (new().clear_ct_mark(1 << 27), "ct mark set ct mark & 0xf7ffffff"),
-        (new().match_equal(PacketField::L4proto, TransportProtocol::Sctp).drop(), "meta l4proto sctp drop"),
+        (
+            new().match_equal(PacketField::L4proto, TransportProtocol::Sctp).drop(),
+            "meta l4proto sctp drop",
+        ),
         (new().has_ip_options().drop(), "ip hdrlength != 5 drop"),
     ]);
 }
@@ -74,18 +92,25 @@ fn translations_by_maps_are_listed_by_nft_as_intended() {
         base(batch);
         let ports = NftRule::new().daddr_is_local().dnat_by_map(&key, DNAT4);
         batch.append_rule(PRE, &ports);
-        let six = T.value_map("dnat6", &DNAT4.key[1..], &[ValueType::Ipv6Addr, ValueType::InetService]);
+        let six =
+            T.value_map("dnat6", &DNAT4.key[1..], &[ValueType::Ipv6Addr, ValueType::InetService]);
         batch.add_object(six).add_element(
-            &six.element_with_key((TransportProtocol::Udp, 53)).with_values((ip("fd00::5"), 5353)).with_comment("dns"),
+            &six.element_with_key((TransportProtocol::Udp, 53))
+                .with_values((ip("fd00::5"), 5353))
+                .with_comment("dns"),
         );
         batch.append_rule(PRE, &NftRule::new().dnat_by_map(&key[1..], six));
         batch.append_rule(
             PRE,
-            &NftRule::new().match_equal(PacketField::L4proto, TransportProtocol::Udp).dnat_to(ip("10.0.0.1"), 53),
+            &NftRule::new()
+                .match_equal(PacketField::L4proto, TransportProtocol::Udp)
+                .dnat_to(ip("10.0.0.1"), 53),
         );
         batch.append_rule(
             PRE,
-            &NftRule::new().match_equal(PacketField::L4proto, TransportProtocol::Tcp).dnat_to(ip("fd00::1"), 80),
+            &NftRule::new()
+                .match_equal(PacketField::L4proto, TransportProtocol::Tcp)
+                .dnat_to(ip("fd00::1"), 80),
         );
         let net = "10.1.0.0/16".parse().unwrap();
         let masquerade = NftRule::new().saddr_is(ip("10.1.0.5")).daddr_not_in(net).masquerade();
@@ -114,9 +139,15 @@ fn a_bridge_checks_source_addresses() {
         batch.ensure_object(table).ensure_object(pre).ensure_object(own);
         batch.append_rule(
             pre,
-            &NftRule::new().match_equal(PacketField::Iifname, "veth1").jump_to("own").with_comment("check"),
+            &NftRule::new()
+                .match_equal(PacketField::Iifname, "veth1")
+                .jump_to("own")
+                .with_comment("check"),
         );
-        batch.append_rule(own, &NftRule::new().match_equal(PacketField::EtherSaddr, mac).return_to_caller());
+        batch.append_rule(
+            own,
+            &NftRule::new().match_equal(PacketField::EtherSaddr, mac).return_to_caller(),
+        );
         batch.append_rule(own, &NftRule::new().saddr_is(ip("10.0.0.1")).return_to_caller());
         batch.append_rule(own, &NftRule::new().drop());
     });
@@ -139,7 +170,8 @@ fn rules_are_appended_in_order_and_flushed() {
         b.append_rule(PRE, &named("a")).append_rule(PRE, &named("b"));
     }))
     .unwrap();
-    let comments: Vec<_> = nft.dump_rules(PRE).unwrap().into_iter().filter_map(|rule| rule.comment).collect();
+    let comments: Vec<_> =
+        nft.dump_rules(PRE).unwrap().into_iter().filter_map(|rule| rule.comment).collect();
     assert_eq!(comments, ["a", "b"]);
     nft.commit_batch(one(|b| {
         b.flush_chain(PRE);

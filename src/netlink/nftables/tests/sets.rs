@@ -14,7 +14,8 @@ const RANGES6: NftSet<'_> = T.named_set("ranges6", &[ValueType::Ipv6Addr]).with_
 const SERVICES: NftSet<'_> = T.named_set("services", &SERVICE).with_intervals();
 const COUNTED: NftSet<'_> = T.named_set("counted", &[ValueType::Ipv4Addr]).with_counters();
 const SEEN: NftSet<'_> = T.named_set("seen", &SERVICE).filled_by_packets(16, 600);
-const TALKERS: NftSet<'_> = T.named_set("packet_senders", &[ValueType::Ipv4Addr]).filled_by_packets(16, 0);
+const TALKERS: NftSet<'_> =
+    T.named_set("packet_senders", &[ValueType::Ipv4Addr]).filled_by_packets(16, 0);
 const INPUT: NftChain<'_> = T.named_chain("input").at_filter_hook(NetfilterHook::Input, 0);
 
 const ETH_P_IP: u16 = 0x0800;
@@ -73,12 +74,28 @@ fn intervals_are_listed_as_if_created_by_nft() {
         addresses("198.51.100.1", "198.51.100.1"),
     ];
     put(&nft, RANGES, &all);
-    let elements = "flags interval elements = { 10.0.0.0/8, 192.0.2.7-192.0.2.9, 198.51.100.1, 240.0.0.0/4 }";
+    let elements =
+        "flags interval elements = { 10.0.0.0/8, 192.0.2.7-192.0.2.9, 198.51.100.1, 240.0.0.0/4 }";
     assert!(listed_set("ranges").contains(elements), "{}", listed_set("ranges"));
-    put(&nft, RANGES6, &[addresses("::", "::ffff"), addresses("fd00::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")]);
-    let elements = "flags interval elements = { ::/112, fd00::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff }";
+    put(
+        &nft,
+        RANGES6,
+        &[
+            addresses("::", "::ffff"),
+            addresses("fd00::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
+        ],
+    );
+    let elements =
+        "flags interval elements = { ::/112, fd00::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff }";
     assert!(listed_set("ranges6").contains(elements), "{}", listed_set("ranges6"));
-    put(&nft, SERVICES, &[services("10.0.0.0", "10.0.0.255", [80, 90]), services("10.0.1.1", "10.0.1.1", [443, 443])]);
+    put(
+        &nft,
+        SERVICES,
+        &[
+            services("10.0.0.0", "10.0.0.255", [80, 90]),
+            services("10.0.1.1", "10.0.1.1", [443, 443]),
+        ],
+    );
     let elements = "flags interval elements = { 10.0.0.0/24 . tcp . 80-90, 10.0.1.1 . tcp . 443 }";
     assert!(listed_set("services").contains(elements), "{}", listed_set("services"));
 }
@@ -87,7 +104,10 @@ fn intervals_are_listed_as_if_created_by_nft() {
 fn intervals_are_compared_and_replaced_in_one_batch() {
     let nft = sandbox();
     let simple = [addresses("10.0.0.0", "10.0.0.255"), addresses("192.0.2.0", "255.255.255.255")];
-    let keyed = [services("10.0.0.0", "10.0.0.255", [80, 90]), services("10.0.0.0", "10.0.0.255", [443, 443])];
+    let keyed = [
+        services("10.0.0.0", "10.0.0.255", [80, 90]),
+        services("10.0.0.0", "10.0.0.255", [443, 443]),
+    ];
     assert!(!nft.has_intervals(RANGES, &simple).unwrap(), "there is no set");
     for (set, all, other) in [
         (RANGES, simple, addresses("10.0.0.128", "10.0.1.7")),
@@ -97,7 +117,13 @@ fn intervals_are_compared_and_replaced_in_one_batch() {
         assert!(nft.has_intervals(set, &all).unwrap());
         assert!(nft.has_intervals(set, &[all[1].clone(), all[0].clone()]).unwrap(), "in any order");
         assert!(!nft.has_intervals(set, &all[..1]).unwrap(), "too many");
-        assert!(!nft.has_intervals(set, &[&all[..], &[services("1.1.1.1", "1.1.1.1", [1, 1])]].concat()).unwrap());
+        assert!(
+            !nft.has_intervals(
+                set,
+                &[&all[..], &[services("1.1.1.1", "1.1.1.1", [1, 1])]].concat()
+            )
+            .unwrap()
+        );
         // Each overlaps the one before.
         put(&nft, set, std::slice::from_ref(&other));
         assert!(nft.has_intervals(set, &[other]).unwrap());
@@ -113,8 +139,11 @@ fn intervals_are_found_while_another_socket_replaces_them() {
     let nft = sandbox();
     let here = Netns::open_current().unwrap();
     let ends = AtomicBool::new(false);
-    let (ranges, ports) = ([addresses("10.0.0.0", "10.0.0.9")], [services("10.0.0.0", "10.0.0.9", [53, 80])]);
-    let replace = |nft: &NftSocket| [(RANGES, &ranges), (SERVICES, &ports)].map(|(set, all)| put(nft, set, all));
+    let (ranges, ports) =
+        ([addresses("10.0.0.0", "10.0.0.9")], [services("10.0.0.0", "10.0.0.9", [53, 80])]);
+    let replace = |nft: &NftSocket| {
+        [(RANGES, &ranges), (SERVICES, &ports)].map(|(set, all)| put(nft, set, all))
+    };
     replace(&nft);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -123,8 +152,10 @@ fn intervals_are_found_while_another_socket_replaces_them() {
                 replace(&nft);
             }
         });
-        let found = (0..2000)
-            .filter(|_| nft.has_intervals(RANGES, &ranges).unwrap() && nft.has_intervals(SERVICES, &ports).unwrap());
+        let found = (0..2000).filter(|_| {
+            nft.has_intervals(RANGES, &ranges).unwrap()
+                && nft.has_intervals(SERVICES, &ports).unwrap()
+        });
         let found = found.count();
         ends.store(true, Ordering::Relaxed);
         assert_eq!(found, 2000);
@@ -140,7 +171,9 @@ fn two_thousand_intervals_are_several_messages() {
     };
     let simple: Vec<_> = (0..2000).map(|n| between(net(2 * n), net(2 * n))).collect();
     let keyed: Vec<_> = (0..2000)
-        .map(|n| between((net(n), TransportProtocol::Udp, n), (net(n), TransportProtocol::Udp, n + 1)))
+        .map(|n| {
+            between((net(n), TransportProtocol::Udp, n), (net(n), TransportProtocol::Udp, n + 1))
+        })
         .collect();
     for (set, all) in [(RANGES, simple), (SERVICES, keyed)] {
         for _ in 0..2 {
@@ -187,10 +220,15 @@ fn packets_match_intervals_to_their_ends() {
 #[test]
 fn elements_count_the_packets_that_match_them() {
     let (nft, receiver) = loopback();
-    let elements = [ip("127.0.0.1"), ip("192.0.2.1")].map(|addr| COUNTED.element_with_key(addr).with_comment("c1"));
+    let elements = [ip("127.0.0.1"), ip("192.0.2.1")]
+        .map(|addr| COUNTED.element_with_key(addr).with_comment("c1"));
     let batch = one(|batch| {
         let rule = NftRule::new().ethertype_is(ETH_P_IP).in_set(&[PacketField::IpDaddr], COUNTED);
-        batch.ensure_object(T).ensure_object(COUNTED).ensure_object(INPUT).append_rule(INPUT, &rule);
+        batch
+            .ensure_object(T)
+            .ensure_object(COUNTED)
+            .ensure_object(INPUT)
+            .append_rule(INPUT, &rule);
         for element in &elements {
             batch.add_element(element);
         }
@@ -203,7 +241,11 @@ fn elements_count_the_packets_that_match_them() {
     let [unused, used] = elements;
     let counted = PacketCount { packets: 2, bytes: 2 * HEADERS + 12 };
     assert_eq!(found, [(used, PacketCount::default()), (unused, counted)]);
-    assert!(listed_set("counted").contains("counter packets 2 bytes 68"), "{}", listed_set("counted"));
+    assert!(
+        listed_set("counted").contains("counter packets 2 bytes 68"),
+        "{}",
+        listed_set("counted")
+    );
 }
 
 #[test]
@@ -213,7 +255,8 @@ fn packets_add_themselves_up_to_the_limit() {
     let others: Vec<_> = (0..3).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
     let key = [PacketField::IpDaddr, PacketField::L4proto, PacketField::Dport];
     let batch = one(|batch| {
-        let rule = NftRule::new().ethertype_is(ETH_P_IP).add_with_limit(&key[..1], TALKERS, 1, BURST);
+        let rule =
+            NftRule::new().ethertype_is(ETH_P_IP).add_with_limit(&key[..1], TALKERS, 1, BURST);
         batch.ensure_object(T).ensure_object(SEEN).ensure_object(TALKERS).ensure_object(INPUT);
         batch.append_rule(INPUT, &rule.update_set(&key, SEEN));
     });
@@ -225,7 +268,11 @@ fn packets_add_themselves_up_to_the_limit() {
     let found = nft.dump_recorded(SEEN).unwrap();
     assert_eq!(found.len(), 2, "{found:?}");
     for to in [&receiver, &others[0]] {
-        let wanted = ElementKey::from((ip("127.0.0.1"), TransportProtocol::Udp, to.local_addr().unwrap().port()));
+        let wanted = ElementKey::from((
+            ip("127.0.0.1"),
+            TransportProtocol::Udp,
+            to.local_addr().unwrap().port(),
+        ));
         let (_, left) = found.iter().find(|(key, _)| *key == wanted).unwrap();
         assert!((500_000..=600_000).contains(left), "{left} milliseconds");
     }
@@ -233,8 +280,14 @@ fn packets_add_themselves_up_to_the_limit() {
     let text = listed_set("seen");
     assert!(text.contains("size 16 flags dynamic,timeout"), "{text}");
     let rules = listed("input").join("\n");
-    assert!(rules.contains("add @packet_senders { ip daddr limit rate 1/minute burst 2 packets }"), "{rules}");
-    assert!(rules.contains("update @seen { ip daddr . meta l4proto . th dport timeout 10m }"), "{rules}");
+    assert!(
+        rules.contains("add @packet_senders { ip daddr limit rate 1/minute burst 2 packets }"),
+        "{rules}"
+    );
+    assert!(
+        rules.contains("update @seen { ip daddr . meta l4proto . th dport timeout 10m }"),
+        "{rules}"
+    );
 }
 
 #[test]
@@ -247,8 +300,15 @@ fn a_chain_at_the_ingress_of_a_link_sees_its_frames() {
     let count = NftRule::new().ethertype_is(ETH_P_IP).in_set(&[PacketField::IpDaddr], COUNTER);
     for _ in 0..2 {
         let batch = one(|batch| {
-            batch.ensure_object(FRAMES).ensure_object(COUNTER).ensure_object(chain).flush_chain(chain);
-            batch.ensure_element(&element).append_rule(chain, &count).append_rule(chain, &NftRule::new().drop());
+            batch
+                .ensure_object(FRAMES)
+                .ensure_object(COUNTER)
+                .ensure_object(chain)
+                .flush_chain(chain);
+            batch
+                .ensure_element(&element)
+                .append_rule(chain, &count)
+                .append_rule(chain, &NftRule::new().drop());
         });
         nft.commit_batch(batch).unwrap();
     }

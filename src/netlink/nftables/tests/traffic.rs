@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::netlink::IpFamily::{V4, V6};
 use crate::netlink::conntrack::{ConntrackSocket, FlowSelection, TrackedFlow};
-use crate::netlink::{KernelRoute, LinkChange, LinkKind, Netlink, NewLink, NewLinkAddress, RouteAddMode, VethPeer};
+use crate::netlink::{
+    KernelRoute, LinkChange, LinkKind, Netlink, NewLink, NewLinkAddress, RouteAddMode, VethPeer,
+};
 
 /// The namespaces `client` (10.1.0.2) and `server` (10.2.0.2), connected by this namespace (10.x.0.1).
 struct World {
@@ -50,7 +52,8 @@ impl World {
         let listener = self.server.run_inside(|| TcpListener::bind(listen).unwrap()).unwrap();
         let to: SocketAddr = to.parse().unwrap();
         let limit = Duration::from_secs(5);
-        let stream = self.client.run_inside(|| TcpStream::connect_timeout(&to, limit).unwrap()).unwrap();
+        let stream =
+            self.client.run_inside(|| TcpStream::connect_timeout(&to, limit).unwrap()).unwrap();
         let (accepted, peer) = listener.accept().unwrap();
         drop(accepted);
         let mut nothing = Vec::new();
@@ -69,8 +72,9 @@ fn a_concatenated_map_translates_a_port_to_address_and_port() {
     world.commit(|batch| {
         let key = [PacketField::IpDaddr, PacketField::L4proto, PacketField::Dport];
         batch.append_rule(PRE, &NftRule::new().daddr_is_local().dnat_by_map(&key, DNAT4));
-        let web =
-            DNAT4.element_with_key((ip("10.1.0.1"), TransportProtocol::Tcp, 80)).with_values((ip("10.2.0.2"), 8080));
+        let web = DNAT4
+            .element_with_key((ip("10.1.0.1"), TransportProtocol::Tcp, 80))
+            .with_values((ip("10.2.0.2"), 8080));
         batch.add_element(&web);
     });
     assert_eq!(world.connect("10.2.0.2:8080", "10.1.0.1:80"), ip("10.1.0.2"));
@@ -85,7 +89,9 @@ fn a_verdict_map_and_masquerade_change_the_source() {
         let rule = NftRule::new().saddr_is(ip("10.1.0.2")).daddr_not_in(net).masquerade();
         batch.append_rule(REGULAR, &rule);
         let names = T.verdict_map("out", &[ValueType::IfName]);
-        batch.add_object(names).append_rule(POST, &NftRule::new().verdict_by_map(&[PacketField::Oifname], names));
+        batch
+            .add_object(names)
+            .append_rule(POST, &NftRule::new().verdict_by_map(&[PacketField::Oifname], names));
         let jump = names.element_with_key("right").with_verdict(PacketVerdict::jump_to("regular"));
         batch.add_element(&jump);
     });
@@ -97,7 +103,9 @@ fn a_set_and_dnat_to_a_fixed_address_work() {
     let world = world();
     world.commit(|batch| {
         batch.add_element(&NETS.element_with_key(ip("10.1.0.2")));
-        let rule = NftRule::new().in_set(&[PacketField::IpSaddr], NETS).dport_is(TransportProtocol::Tcp, 81);
+        let rule = NftRule::new()
+            .in_set(&[PacketField::IpSaddr], NETS)
+            .dport_is(TransportProtocol::Tcp, 81);
         batch.append_rule(PRE, &rule.dnat_to(ip("10.2.0.2"), 8081));
         batch.append_rule(POST, &NftRule::new().masquerade());
     });
@@ -117,7 +125,8 @@ fn a_single_flow_is_deleted() {
     }
     let conntrack = ConntrackSocket::open().unwrap();
     let server = FlowSelection::AnsweredBy(ip("10.2.0.2"));
-    let forget = |flows, port| conntrack.delete_flows(flows, &mut |flow| flow.dport == port).unwrap();
+    let forget =
+        |flows, port| conntrack.delete_flows(flows, &mut |flow| flow.dport == port).unwrap();
     // The packets wait for the resolution of the router's Ethernet address.
     let deadline = Instant::now() + Duration::from_secs(10);
     while conntrack.count_dumped_entries(server) < 3 {
@@ -137,6 +146,7 @@ fn a_single_flow_is_deleted() {
     assert_eq!(seen, [flow(5000), flow(5002)]);
     assert_eq!((forget(FlowSelection::All(V4), 5002), forget(server, 5000)), (1, 1));
     assert_eq!(conntrack.count_dumped_entries(FlowSelection::All(V4)), 0);
-    let empty = Netns::create_unnamed().unwrap().run_inside(|| ConntrackSocket::open().unwrap()).unwrap();
+    let empty =
+        Netns::create_unnamed().unwrap().run_inside(|| ConntrackSocket::open().unwrap()).unwrap();
     assert_eq!(empty.delete_flows(server, &mut |_| true).unwrap(), 0);
 }

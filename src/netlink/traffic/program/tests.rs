@@ -40,13 +40,19 @@ fn a_program_is_added_replaced_found_and_deleted() {
     ] {
         netlink.replace_program(end, INGRESS, 1, &program).unwrap();
         // A new socket, whose first message from the kernel is short.
-        assert_eq!(Netlink::open().unwrap().find_program(end, INGRESS, 1).unwrap().as_ref(), Some(&program));
+        assert_eq!(
+            Netlink::open().unwrap().find_program(end, INGRESS, 1).unwrap().as_ref(),
+            Some(&program)
+        );
         assert_eq!(netlink.find_program(end, INGRESS, 1).unwrap(), Some(program));
         assert_eq!(netlink.find_program(end, INGRESS, 2).unwrap(), None);
         let mut filters = netlink.dump_filters(end, INGRESS).unwrap();
         // The kernel also lists the classifier, with the handle 0.
         filters.retain(|filter| filter.handle != 0);
-        assert_eq!(filters.iter().map(|filter| (&*filter.kind, filter.handle)).collect::<Vec<_>>(), [("bpf", 1)]);
+        assert_eq!(
+            filters.iter().map(|filter| (&*filter.kind, filter.handle)).collect::<Vec<_>>(),
+            [("bpf", 1)]
+        );
     }
     assert!(netlink.delete_filters(end, INGRESS, 1).unwrap());
     assert_eq!(netlink.find_program(end, INGRESS, 1).unwrap(), None);
@@ -62,7 +68,8 @@ fn a_program_that_the_kernel_refuses_is_an_error() {
         let error = netlink.replace_program(end, INGRESS, 1, &program(2, length)).unwrap_err();
         assert!(error.to_string().starts_with("set the filter program of \"v0\": "), "{error}");
     }
-    let falls_out = ProgramFilter { program: program(2, 3).program[..2].to_vec(), redirect: Some(1) };
+    let falls_out =
+        ProgramFilter { program: program(2, 3).program[..2].to_vec(), redirect: Some(1) };
     assert!(netlink.replace_program(end, INGRESS, 1, &falls_out).is_err());
     // The refused programs changed nothing.
     assert_eq!(netlink.find_program(end, INGRESS, 1).unwrap(), Some(program(2, 3)));

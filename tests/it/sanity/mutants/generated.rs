@@ -5,8 +5,16 @@ use super::Mutant;
 
 /// The types that this machine's kernel surely has.
 const INTERFACES: [&str; 4] = ["bridge", "ptp", "macvlan", "tap"];
-const CHAINED: [&str; 8] =
-    ["tuning", "portmap", "bandwidth", "firewall", "sbr", "route-override", "tc-redirect-tap", "egress"];
+const CHAINED: [&str; 8] = [
+    "tuning",
+    "portmap",
+    "bandwidth",
+    "firewall",
+    "sbr",
+    "route-override",
+    "tc-redirect-tap",
+    "egress",
+];
 const IPAM: [&str; 2] = ["host-local", "static"];
 
 /// Verbs, and the assertion that a failure of each contradicts.
@@ -69,8 +77,11 @@ const TYPED: [(&str, &str); 9] = [
 ];
 
 /// Lists of a result, and the assertions about one that is none.
-const LISTS: [(&str, &str); 3] =
-    [("interfaces", "result.interfaces-list"), ("ips", "result.ips-list"), ("routes", "result.routes")];
+const LISTS: [(&str, &str); 3] = [
+    ("interfaces", "result.interfaces-list"),
+    ("ips", "result.ips-list"),
+    ("routes", "result.routes"),
+];
 
 /// Members that a result must have.
 const NEEDED: [(&str, &str); 4] = [

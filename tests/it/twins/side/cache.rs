@@ -15,7 +15,8 @@ fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::new();
     for chunk in bytes.chunks(3) {
-        let bits = (0..3).fold(0, |bits, n| bits << 8 | usize::from(chunk.get(n).copied().unwrap_or_default()));
+        let bits = (0..3)
+            .fold(0, |bits, n| bits << 8 | usize::from(chunk.get(n).copied().unwrap_or_default()));
         for digit in 0..4 {
             let is_padding = digit > chunk.len();
             let value = bits >> (18 - 6 * digit) & 63;
@@ -41,5 +42,6 @@ impl Machine<'_> {
 
 pub(super) fn uncache(list: &Conflist<'_>, place: Place) {
     let name = list.conf["name"].as_str().unwrap();
-    fs::remove_file(format!("{CACHE}/{name}-twin-{}-{}", place.pod, place.ifname)).unwrap_or_default();
+    fs::remove_file(format!("{CACHE}/{name}-twin-{}-{}", place.pod, place.ifname))
+        .unwrap_or_default();
 }

@@ -5,8 +5,10 @@ use super::super::plan::{By, Extra, Place};
 use super::{Known, Machine, Plugins, addresses};
 
 /// The rows.
-pub(in super::super) const MENDED: [&str; 2] =
-    ["DEL without namespace, interface and prevResult", "rules of an address that two attachments have"];
+pub(in super::super) const MENDED: [&str; 2] = [
+    "DEL without namespace, interface and prevResult",
+    "rules of an address that two attachments have",
+];
 
 impl Machine<'_> {
     /// The attachment is over, for the runtime; its addresses.
@@ -37,7 +39,8 @@ impl Machine<'_> {
     }
 
     fn end_masquerade(&self, place: Place, net: usize) {
-        let owner = format!(r#"name: \"{}\" id: \"twin-{}\""#, self.plan.networks[net].name, place.pod);
+        let owner =
+            format!(r#"name: \"{}\" id: \"twin-{}\""#, self.plan.networks[net].name, place.pod);
         let rules = self.node.sh("iptables -t nat -S POSTROUTING");
         let rules = rules.lines().filter(|line| line.contains(&owner));
         for rule in rules.filter_map(|line| line.strip_prefix("-A ")) {
@@ -55,10 +58,12 @@ impl Machine<'_> {
         }
         let (alive, _) = self.held();
         let is_deleted = |known: &Known| !(self.is_ours(by) && self.is_ours(known.by));
-        let has_rules = |known: &Known| self.plan.networks[known.net].has(Extra::Firewall) && is_deleted(known);
+        let has_rules =
+            |known: &Known| self.plan.networks[known.net].has(Extra::Firewall) && is_deleted(known);
         let alive = alive.iter().filter(|(_, known, _)| has_rules(known));
         for addr in alive.flat_map(|(.., own)| own).filter(|addr| deleted.contains(addr)) {
-            let established = format!("-d {addr} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT");
+            let established =
+                format!("-d {addr} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT");
             for rule in [established, format!("-s {addr} -j ACCEPT")] {
                 let rule = format!("CNI-FORWARD {rule}");
                 self.node.sh(&format!("iptables -C {rule} 2>/dev/null || iptables -A {rule}"));

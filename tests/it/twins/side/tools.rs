@@ -15,7 +15,9 @@ impl Machine<'_> {
         match damage {
             Damage::Ruleset => drop(self.node.sh("nft flush ruleset")),
             Damage::Nat => drop(self.node.sh("iptables -t nat -F")),
-            Damage::Bridge(name) => drop(self.node.sh(&format!("ip link del {name} 2>/dev/null || true"))),
+            Damage::Bridge(name) => {
+                drop(self.node.sh(&format!("ip link del {name} 2>/dev/null || true")));
+            }
         }
         if self.plan.drops {
             self.node.sh("iptables -P FORWARD DROP");
@@ -23,7 +25,9 @@ impl Machine<'_> {
     }
 
     pub(super) fn cut_pair(&mut self, place: Place) {
-        let is_its_own = |(name, owner): &(&String, &String)| name.starts_with("veth") && **owner == place.to_string();
+        let is_its_own = |(name, owner): &(&String, &String)| {
+            name.starts_with("veth") && **owner == place.to_string()
+        };
         for (name, _) in self.owners.iter().filter(is_its_own) {
             self.node.sh(&format!("ip link del {name} 2>/dev/null || true"));
         }
@@ -39,7 +43,8 @@ impl Machine<'_> {
         }
         self.damage(damage);
         let outcome = self.node.cnibox(&["repair", "--plugin-path", &self.bin()]).run();
-        let is_expected = outcome.status == Some(0) || !self.is_healthy && outcome.status == Some(1);
+        let is_expected =
+            outcome.status == Some(0) || !self.is_healthy && outcome.status == Some(1);
         is_expected.then_some(()).ok_or_else(|| failed("repair", format!("{outcome:?}")))
     }
 
@@ -48,14 +53,16 @@ impl Machine<'_> {
             return Ok(());
         }
         let outcome = self.tool(&["doctor", "--json"]).run();
-        let findings: Vec<Value> =
-            serde_json::from_str(&outcome.stdout).map_err(|e| failed("doctor", format!("{e}: {outcome:?}")))?;
+        let findings: Vec<Value> = serde_json::from_str(&outcome.stdout)
+            .map_err(|e| failed("doctor", format!("{e}: {outcome:?}")))?;
         // The runtime's directory of networks is empty.
-        let is_defect = |finding: &Value| finding["severity"] != "note" && finding["object"] != self.lists();
+        let is_defect =
+            |finding: &Value| finding["severity"] != "note" && finding["object"] != self.lists();
         let has_found = findings.iter().any(is_defect);
         let (alive, _) = self.held();
-        let is_masqueraded =
-            |(_, known, _): &Held<'_>| known.by == By::Cnibox && self.plan.networks[known.net].has(Extra::Masquerade);
+        let is_masqueraded = |(_, known, _): &Held<'_>| {
+            known.by == By::Cnibox && self.plan.networks[known.net].has(Extra::Masquerade)
+        };
         let is_lost = self.is_flushed && alive.iter().any(is_masqueraded);
         let assigned: Vec<String> = self.assigned().into_iter().map(|(.., addr)| addr).collect();
         let is_shared = (1..assigned.len()).any(|n| assigned[..n].contains(&assigned[n]));
@@ -91,7 +98,8 @@ impl Machine<'_> {
             self.known.iter().filter(|(_, known)| known.is_dead).map(|(place, _)| *place).collect();
         for place in places {
             let known = &self.known[&place];
-            let is_proved = known.by == By::Cnibox && !matches!(self.plan.networks[known.net].kind, Kind::Macvlan(_));
+            let is_proved = known.by == By::Cnibox
+                && !matches!(self.plan.networks[known.net].kind, Kind::Macvlan(_));
             if is_ours && is_proved {
                 uncache(&self.list(known.net, By::Cnibox), place);
                 self.forget(place);

@@ -84,7 +84,8 @@ fn unreadable_cached_configurations_are_errors() {
     assert_eq!(config().unwrap_err().message(), text);
     node.cache("net-c1-eth0", "");
     assert_eq!(config().unwrap(), None);
-    let error = node.runtime.cached_config("net", &AttachmentParams::new("c1", "", "")).unwrap_err();
+    let error =
+        node.runtime.cached_config("net", &AttachmentParams::new("c1", "", "")).unwrap_err();
     assert_eq!(
         error.message(),
         "cache file path requires network name (\"net\"), container ID (\"c1\"), \
@@ -127,14 +128,17 @@ fn attachments_are_listed() {
     };
     assert_eq!(names(""), ["c1 eth0", "c1 eth1", "c1-x eth0", "c2 eth0"]);
     assert_eq!(names("c1"), ["c1 eth0", "c1 eth1"]);
-    assert!(names("none").is_empty() && Node::new().runtime.cached_attachments("").unwrap().is_empty());
+    assert!(
+        names("none").is_empty() && Node::new().runtime.cached_attachments("").unwrap().is_empty()
+    );
 }
 
 #[test]
 fn attachments_with_the_same_file_name_are_told_apart() {
     let node = node();
     let (first, second) = (named("a-b"), named("a"));
-    let (x, y) = (AttachmentParams::new("c", "/x", "eth0"), AttachmentParams::new("b-c", "/y", "eth0"));
+    let (x, y) =
+        (AttachmentParams::new("c", "/x", "eth0"), AttachmentParams::new("b-c", "/y", "eth0"));
     node.runtime.add(&first, &x).unwrap();
     assert_eq!(node.runtime.cached_result(&second, &y).unwrap(), None, "it is the other one's");
     node.runtime.del(&second, &y).unwrap();

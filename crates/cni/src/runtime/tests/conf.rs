@@ -25,7 +25,10 @@ fn the_configuration_of_a_plugin_is_read() {
     assert_eq!(conf.bytes(), raw.as_bytes());
     assert_eq!((conf.plugin_type.as_str(), conf.name.as_str()), ("x", "n"));
     assert_eq!((conf.ipam_type.as_str(), conf.dns.domain.as_str()), ("y", "d"));
-    assert_eq!(conf.capabilities.into_iter().collect::<Vec<_>>(), [("a".to_owned(), true), ("b".to_owned(), false)]);
+    assert_eq!(
+        conf.capabilities.into_iter().collect::<Vec<_>>(),
+        [("a".to_owned(), true), ("b".to_owned(), false)]
+    );
     for bad in ["{}", "null", r#"{"type":""}"#, r#"{"name":"n","plugins":[{"type":"x"}]}"#] {
         let error = PluginConfig::from_bytes(bad.as_bytes()).unwrap_err();
         assert_eq!(error.message(), "error parsing configuration: missing 'type'", "{bad}");
@@ -40,7 +43,10 @@ fn the_configuration_of_a_plugin_is_read() {
 #[test]
 fn an_unreadable_file_is_an_error() {
     let error = PluginConfig::from_file("/none/x.conf".as_ref()).unwrap_err();
-    assert_eq!(error.message(), "error reading /none/x.conf: open /none/x.conf: no such file or directory");
+    assert_eq!(
+        error.message(),
+        "error reading /none/x.conf: open /none/x.conf: no such file or directory"
+    );
 }
 
 #[test]
@@ -48,7 +54,9 @@ fn injected_keys_replace_or_extend_the_configuration() {
     let conf = plugin(r#"{"type":"x","b":1.0,"A":"<"}"#);
     let inject = |key: &str, value| conf.inject_members(&[(key.to_owned(), value)]);
     let bytes = |conf: PluginConfig| String::from_utf8(conf.bytes().to_vec()).unwrap();
-    assert_eq!(bytes(inject("c", true.into_json()).unwrap()), { r#"{"A":"\u003c","b":1,"c":true,"type":"x"}"# });
+    assert_eq!(bytes(inject("c", true.into_json()).unwrap()), {
+        r#"{"A":"\u003c","b":1,"c":true,"type":"x"}"#
+    });
     assert_eq!(bytes(inject("a", "new".into()).unwrap()), r#"{"a":"new","b":1,"type":"x"}"#);
     assert_eq!(bytes(inject("A", "<".into()).unwrap()), r#"{"A":"\u003c","b":1,"type":"x"}"#);
     assert_eq!(inject("", "x".into()).unwrap_err().message(), "keys cannot be empty");
@@ -107,7 +115,8 @@ fn capabilities_select_arguments() {
             "capabilities":{"mac":true,"ips":true,"dns":false}}]}"#,
     );
     let with = |args: &str| {
-        let attach = AttachmentParams { capability_args: members(args), ..AttachmentParams::default() };
+        let attach =
+            AttachmentParams { capability_args: members(args), ..AttachmentParams::default() };
         let request = request_of(&list, &attach);
         let (_, rest) = request.split_once("\"runtimeConfig\":").unwrap();
         rest.split_once(",\"type\"").unwrap().0.to_owned()
@@ -121,7 +130,8 @@ fn capabilities_select_arguments() {
 #[test]
 fn a_gc_request_lists_valid_attachments() {
     let list = list(r#"{"name":"n","cniVersion":"1.1.0","plugins":[{"type":"x"}]}"#);
-    let request = |valid| text(ops::encode_request(ops::network_request(&list, &list.plugins[0], valid)));
+    let request =
+        |valid| text(ops::encode_request(ops::network_request(&list, &list.plugins[0], valid)));
     assert_eq!(request(None), r#"{"cniVersion":"1.1.0","name":"n","type":"x"}"#);
     assert_eq!(
         request(Some(&[])),

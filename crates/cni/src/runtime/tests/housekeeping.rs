@@ -53,7 +53,8 @@ fn gc_without_a_list_deletes_and_sends_none() {
     let node = node();
     let list = two("1.1.0", "");
     node.runtime.add(&list, &attach()).unwrap();
-    let elsewhere = super::list(r#"{"name":"other","cniVersion":"1.1.0","plugins":[{"type":"a"}]}"#);
+    let elsewhere =
+        super::list(r#"{"name":"other","cniVersion":"1.1.0","plugins":[{"type":"a"}]}"#);
     node.runtime.add(&elsewhere, &attach()).unwrap();
     node.runtime.gc(&list, None).unwrap();
     assert_eq!(node.cached(), ["other-c1-eth0"], "another network's attachment stays");
@@ -154,7 +155,8 @@ fn status_returns_the_first_error_unchanged() {
 #[test]
 fn validate_lists_capabilities_and_checks_versions() {
     let node = Node::new();
-    let versions = |list: &str| format!(r#"echo '{{"cniVersion":"1.1.0","supportedVersions":[{list}]}}'"#);
+    let versions =
+        |list: &str| format!(r#"echo '{{"cniVersion":"1.1.0","supportedVersions":[{list}]}}'"#);
     node.plugin("a", &versions(r#""0.1.0","1.1.0""#));
     node.plugin("b", &versions(r#""1.1.0""#));
     assert_eq!(node.runtime.validate(&two("1.1.0", "")).unwrap(), ["mac"]);

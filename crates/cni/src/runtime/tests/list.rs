@@ -35,7 +35,10 @@ fn malformed_lists_are_refused() {
         (r#"{"name":"n","cniVersion":true}"#, "invalid cniVersion type bool"),
         (r#"{"name":"n","disableCheck":1}"#, "invalid type float64 for disableCheck"),
         (r#"{"name":"n","disableGC":"Yes"}"#, "invalid value \"yes\" for disableGC"),
-        (r#"{"name":"n","loadOnlyInlinedPlugins":"TRUE"}"#, "`loadOnlyInlinedPlugins` is true, and no 'plugins' key"),
+        (
+            r#"{"name":"n","loadOnlyInlinedPlugins":"TRUE"}"#,
+            "`loadOnlyInlinedPlugins` is true, and no 'plugins' key",
+        ),
         (r#"{"name":"n","plugins":{}}"#, "invalid 'plugins' type map[string]interface {}"),
         (r#"{"name":"n","plugins":[]}"#, "no plugins in list"),
     ] {
@@ -75,8 +78,14 @@ fn the_highest_supported_version_is_selected() {
     for (keys, why) in [
         (r#""cniVersions":"1.0.0","#, "invalid type for cniVersions: string"),
         (r#""cniVersions":["1.0.0",7],"#, "invalid type for cniVersions index 1: float64"),
-        (r#""cniVersions":["1.0.0","x"],"#, "invalid cniVersions entry x at index 1: invalid version \"x\""),
-        (r#""cniVersion":"bad","cniVersions":["1.0.0"],"#, "invalid cniVersion bad: invalid version \"bad\""),
+        (
+            r#""cniVersions":["1.0.0","x"],"#,
+            "invalid cniVersions entry x at index 1: invalid version \"x\"",
+        ),
+        (
+            r#""cniVersion":"bad","cniVersions":["1.0.0"],"#,
+            "invalid cniVersion bad: invalid version \"bad\"",
+        ),
     ] {
         assert_eq!(version(keys), Err(format!("{PREFIX}{why}")), "{keys}");
     }
@@ -91,7 +100,9 @@ fn types(keys: &str, directory: &str) -> Result<Vec<String>, String> {
     node.conf(&format!("{directory}/15.json"), r#"{"type":"not read"}"#);
     let list = NetworkList::from_file(&file).map_err(|e| e.to_string())?;
     let again = NetworkList::from_bytes(list.bytes()).unwrap();
-    let types = |l: &NetworkList| -> Vec<String> { l.plugins.iter().map(|p| p.plugin_type.clone()).collect() };
+    let types = |l: &NetworkList| -> Vec<String> {
+        l.plugins.iter().map(|p| p.plugin_type.clone()).collect()
+    };
     assert_eq!(types(&list), types(&again), "the cached bytes say the same");
     Ok(types(&list))
 }
@@ -109,7 +120,9 @@ fn plugins_are_loaded_from_a_directory() {
     assert!(types(r#""name":"net","loadOnlyInlinedPlugins":true,"#, "net").is_err());
     // The name becomes a part of a path: nothing outside of the directory may be read.
     assert_eq!(types(r#""name":"","plugins":[{"type":"i"}],"#, ".").unwrap(), ["i"]);
-    assert!(types(r#""name":"../net.d","#, ".").unwrap_err().starts_with("no plugin configs found; "));
+    assert!(
+        types(r#""name":"../net.d","#, ".").unwrap_err().starts_with("no plugin configs found; ")
+    );
 }
 
 #[test]
@@ -124,7 +137,8 @@ fn a_bad_file_in_the_directory_fails_the_list() {
 #[test]
 fn a_single_plugin_becomes_a_list() {
     let raw = r#"{"type":"x","name":"n","cniVersion":"0.3.1","capabilities":{"mac":true}}"#;
-    let list = NetworkList::from_plugin(&PluginConfig::from_bytes(raw.as_bytes()).unwrap()).unwrap();
+    let list =
+        NetworkList::from_plugin(&PluginConfig::from_bytes(raw.as_bytes()).unwrap()).unwrap();
     assert_eq!((list.name.as_str(), list.cni_version.as_str()), ("n", "0.3.1"));
     let sorted = r#"{"capabilities":{"mac":true},"cniVersion":"0.3.1","name":"n","type":"x"}"#;
     assert_eq!(list.plugins[0].bytes(), sorted.as_bytes());

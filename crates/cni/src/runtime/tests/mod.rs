@@ -85,7 +85,8 @@ impl Node {
     /// The files of the cache.
     fn cached(&self) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.path("cache/results")) else { return vec![] };
-        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<_> =
+            entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
     }

@@ -39,7 +39,8 @@ fn add_passes_results_down_the_chain() {
     assert_eq!(result.ips[0].address.to_string(), "10.0.0.3/24");
     assert_eq!(node.calls(), ["ADD a", "ADD b", "ADD c"]);
     assert_eq!(node.request("a", "ADD"), r#"{"cniVersion":"1.0.0","name":"net","type":"a"}"#);
-    let expected = format!(r#"{{"cniVersion":"1.0.0","name":"net",{},"type":"b"}}"#, prev("10.0.0.1/24"));
+    let expected =
+        format!(r#"{{"cniVersion":"1.0.0","name":"net",{},"type":"b"}}"#, prev("10.0.0.1/24"));
     assert_eq!(node.request("b", "ADD"), expected);
     assert!(node.request("c", "ADD").contains(&prev("10.0.0.2/24")));
     let bin = node.path("bin");
@@ -70,8 +71,10 @@ fn add_stops_at_the_first_failure() {
     fs::remove_file(node.path("bin/b")).unwrap();
     let error = node.runtime.add(&three("1.0.0"), &attach()).unwrap_err();
     let bin = node.path("bin");
-    let text =
-        format!("plugin type=\"b\" name=\"own\" failed (add): failed to find plugin \"b\" in path [{}]", bin.display());
+    let text = format!(
+        "plugin type=\"b\" name=\"own\" failed (add): failed to find plugin \"b\" in path [{}]",
+        bin.display()
+    );
     assert_eq!(error.message(), text);
 }
 
@@ -143,7 +146,10 @@ fn a_cache_that_cannot_be_written_fails_the_add() {
     let mut node = node("1.0.0");
     fs::write(node.path("cache"), "").unwrap();
     let error = node.runtime.add(&three("1.0.0"), &attach()).unwrap_err();
-    assert!(error.message().starts_with("failed to set network \"net\" cached result: "), "{error}");
+    assert!(
+        error.message().starts_with("failed to set network \"net\" cached result: "),
+        "{error}"
+    );
     assert_eq!(node.calls().len(), 3);
     node.runtime.on_add_error = OnAddError::Undo;
     node.runtime.add(&three("1.0.0"), &attach()).unwrap_err();
@@ -174,10 +180,15 @@ fn check_before_0_4_0_is_an_error() {
     let node = node("0.3.1");
     for version in ["", "0.3.1"] {
         let error = node.runtime.check(&three(version), &attach()).unwrap_err();
-        let text = format!("configuration version \"{version}\" does not support the CHECK command");
-        assert_eq!((error.message(), error.code()), (text.as_str(), ErrorCode::INCOMPATIBLE_VERSION));
+        let text =
+            format!("configuration version \"{version}\" does not support the CHECK command");
+        assert_eq!(
+            (error.message(), error.code()),
+            (text.as_str(), ErrorCode::INCOMPATIBLE_VERSION)
+        );
     }
-    let list = list(r#"{"name":"n","cniVersion":"0.4.0","disableCheck":true,"plugins":[{"type":"a"}]}"#);
+    let list =
+        list(r#"{"name":"n","cniVersion":"0.4.0","disableCheck":true,"plugins":[{"type":"a"}]}"#);
     node.runtime.check(&list, &attach()).unwrap();
     assert!(node.calls().is_empty());
 }
@@ -260,7 +271,10 @@ fn a_failing_del_keeps_the_cache() {
     node.forget_calls();
     let error = node.runtime.del(&list, &attach()).unwrap_err();
     assert_eq!(node.calls(), ["DEL c", "DEL b", "DEL a"]);
-    assert!(error.message().contains("type=\"b\"") && error.message().contains("type=\"a\""), "{error}");
+    assert!(
+        error.message().contains("type=\"b\"") && error.message().contains("type=\"a\""),
+        "{error}"
+    );
     assert_eq!(node.cached(), ["net-c1-eth0"]);
 }
 

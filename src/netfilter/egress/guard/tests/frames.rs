@@ -111,8 +111,10 @@ impl Packet {
 
     fn put_v6(&self, to: Ipv6Addr, frame: &mut Vec<u8>) {
         frame.extend([0x60, 0, 0, 0, 0, 40, self.protocol, self.hop_limit]);
-        let (first, last) = (if self.from_link { 0xfe80 } else { 0x2001 }, u16::from(self.from) + 3);
-        let source = Ipv6Addr::new(first, if self.from_link { 0 } else { 0xdb8 }, 9, 0, 0, 0, 0, last);
+        let (first, last) =
+            (if self.from_link { 0xfe80 } else { 0x2001 }, u16::from(self.from) + 3);
+        let source =
+            Ipv6Addr::new(first, if self.from_link { 0 } else { 0xdb8 }, 9, 0, 0, 0, 0, last);
         frame.extend(if self.from_unspecified { Ipv6Addr::UNSPECIFIED } else { source }.octets());
         frame.extend(to.octets());
         match self.protocol {
@@ -146,16 +148,28 @@ impl FrameGenerator {
         let routers = |is_v4| policy.routers.iter().filter(move |addr| addr.is_ipv4() == is_v4);
         let ends = |ranges: &[super::AllowedRange], is_v4| {
             let ends = ranges.iter().flat_map(|range| [range.first, range.last]);
-            ends.chain(routers(is_v4).map(|addr| numbered_ip(*addr))).flat_map(around).collect::<Vec<_>>()
+            ends.chain(routers(is_v4).map(|addr| numbered_ip(*addr)))
+                .flat_map(around)
+                .collect::<Vec<_>>()
         };
         let mut v4 = ends(&policy.allowed.v4, true);
         v4.retain(|addr| *addr <= u32::MAX.into());
         v4.extend([0, 0xc000_0201, u32::MAX.into()]);
         let mut v6 = ends(&policy.allowed.v6, false);
-        let others =
-            ["::", "ff02::1", "ff02::1:ff00:1", "ff02::16", "ff03::1", "fe80::7", "fe7f::", "febf::1", "fec0::"];
+        let others = [
+            "::",
+            "ff02::1",
+            "ff02::1:ff00:1",
+            "ff02::16",
+            "ff03::1",
+            "fe80::7",
+            "fe7f::",
+            "febf::1",
+            "fec0::",
+        ];
         v6.extend(others.map(|text| numbered_ip(text.parse().unwrap())));
-        let allowed = policy.allowed.v4.iter().chain(&policy.allowed.v6).flat_map(|range| &range.services);
+        let allowed =
+            policy.allowed.v4.iter().chain(&policy.allowed.v6).flat_map(|range| &range.services);
         let ports = allowed.chain(policy.served).flat_map(|range| [range.first, range.last]);
         let mut ports: Vec<u16> =
             ports.flat_map(|port| around(port.into())).map(|port| (port & 0xffff) as u16).collect();
@@ -176,8 +190,17 @@ impl FrameGenerator {
         let (v4, v6, ports) = (self.v4.clone(), self.v6.clone(), self.ports.clone());
         let protocols = [6, 6, 17, 17, 33, 132, 136, 1, 58, 58, 58, 0, 44, 255];
         Packet {
-            to_mac: self.pick(&[BRIDGE, BRIDGE, MacAddress([0x0a, 0x58, 0x0a, 0x58, 0, 7]), MacAddress([0xff; 6])]),
-            mac: if self.is_one_in(30) { MacAddress([0x0a, 0x58, 0x0a, 0x58, 0xfe, 3]) } else { MAC },
+            to_mac: self.pick(&[
+                BRIDGE,
+                BRIDGE,
+                MacAddress([0x0a, 0x58, 0x0a, 0x58, 0, 7]),
+                MacAddress([0xff; 6]),
+            ]),
+            mac: if self.is_one_in(30) {
+                MacAddress([0x0a, 0x58, 0x0a, 0x58, 0xfe, 3])
+            } else {
+                MAC
+            },
             ethertype: self.is_one_in(20).then(|| self.pick(&[0x8100, 0x88cc, 0x88b5])),
             arp: (is_v4 && self.is_one_in(6)).then(|| self.pick(&[1, 1, 2, 3, 8])),
             from: self.pick(&[2, 2, 2, 2, 1, 3]),

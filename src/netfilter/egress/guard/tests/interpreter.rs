@@ -2,9 +2,9 @@
 //! stored.
 
 use nix::libc::{
-    BPF_ABS, BPF_ADD, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_IMM, BPF_IND, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_JSET,
-    BPF_K, BPF_LD, BPF_LDX, BPF_LEN, BPF_LSH, BPF_MEM, BPF_MISC, BPF_MSH, BPF_OR, BPF_RET, BPF_ST, BPF_STX, BPF_TAX,
-    BPF_TXA, BPF_W, BPF_X,
+    BPF_ABS, BPF_ADD, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_IMM, BPF_IND, BPF_JA, BPF_JEQ, BPF_JGE,
+    BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_LDX, BPF_LEN, BPF_LSH, BPF_MEM, BPF_MISC, BPF_MSH,
+    BPF_OR, BPF_RET, BPF_ST, BPF_STX, BPF_TAX, BPF_TXA, BPF_W, BPF_X,
 };
 
 use crate::netlink::traffic::program::ClassicInstruction;
@@ -18,7 +18,11 @@ fn load(code: u32, k: u32, frame: &[u8], x: u32, cells: &[Option<u32>; 16]) -> u
         let bytes = &frame[offset as usize..offset as usize + size];
         bytes.iter().fold(0, |value, byte| value << 8 | u32::from(*byte))
     };
-    let size = [(BPF_W, 4), (BPF_H, 2), (BPF_B, 1)].into_iter().find(|(bits, _)| *bits == code & 0x18).unwrap().1;
+    let size = [(BPF_W, 4), (BPF_H, 2), (BPF_B, 1)]
+        .into_iter()
+        .find(|(bits, _)| *bits == code & 0x18)
+        .unwrap()
+        .1;
     match code & 0xe0 {
         BPF_ABS => bytes(k, size),
         BPF_IND => bytes(x + k, size),

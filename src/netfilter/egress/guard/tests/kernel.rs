@@ -11,8 +11,8 @@ use nix::sys::socket::bind;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{
-    AllowedTraffic, BRIDGE, FrameGenerator, MAC, OwnedPolicy, Packet, RandomGenerator, naive, networks, protocol,
-    random_policy, range, sample_policy, service,
+    AllowedTraffic, BRIDGE, FrameGenerator, MAC, OwnedPolicy, Packet, RandomGenerator, naive,
+    networks, protocol, random_policy, range, sample_policy, service,
 };
 use crate::iface::guard::{SINK, has_guard, put_guard};
 use crate::iface::redirect;
@@ -21,8 +21,12 @@ use crate::netns::{Netns, isolate_test_thread};
 
 /// A socket for all frames of an interface of the calling thread's namespace.
 fn packet_socket(ifname: &str) -> Socket {
-    let own = getifaddrs().unwrap().find(|entry| entry.interface_name == ifname && entry.address.is_some_and(is_link));
-    let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(i32::from(3_u16.to_be())))).unwrap();
+    let own = getifaddrs()
+        .unwrap()
+        .find(|entry| entry.interface_name == ifname && entry.address.is_some_and(is_link));
+    let socket =
+        Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(i32::from(3_u16.to_be()))))
+            .unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     bind(socket.as_raw_fd(), own.unwrap().address.unwrap().as_link_addr().unwrap()).unwrap();
     socket
@@ -44,9 +48,13 @@ impl Rig {
         isolate_test_thread();
         let (netlink, container) = (Netlink::open().unwrap(), Netns::create_unnamed().unwrap());
         let peer = VethPeer::new("eth0").with_netns(container.as_fd()).with_mac(MAC);
-        let end = netlink.add_and_read_link(&NewLink::new("host0", LinkKind::Veth { peer }).set_up()).unwrap();
+        let end = netlink
+            .add_and_read_link(&NewLink::new("host0", LinkKind::Veth { peer }).set_up())
+            .unwrap();
         let inside = Netlink::open_in(&container).unwrap();
-        inside.change_link(inside.require_link("eth0").unwrap().index, LinkChange::new().set_up()).unwrap();
+        inside
+            .change_link(inside.require_link("eth0").unwrap().index, LinkChange::new().set_up())
+            .unwrap();
         Rig { netlink, container, end }
     }
 
@@ -69,7 +77,8 @@ impl Rig {
 
     /// Redirects all frames to a device for shaping, which returns them.
     fn shape(&self) {
-        let device = self.netlink.add_and_read_link(&NewLink::new("ifb9", LinkKind::Ifb).set_up()).unwrap();
+        let device =
+            self.netlink.add_and_read_link(&NewLink::new("ifb9", LinkKind::Ifb).set_up()).unwrap();
         redirect::add(&self.netlink, &self.end, &device).unwrap();
     }
 
@@ -106,7 +115,11 @@ fn passes(sender: &Socket, seen: &Socket, frame: &[u8], mark: &mut u16) -> bool 
 fn the_kernel_judges_frames_as_by_the_rules() {
     let rig = Rig::new();
     let mut random = RandomGenerator::from_seed(23);
-    let policies = [sample_policy(), networks(500, true), OwnedPolicy { served: Vec::new(), ..sample_policy() }];
+    let policies = [
+        sample_policy(),
+        networks(500, true),
+        OwnedPolicy { served: Vec::new(), ..sample_policy() },
+    ];
     let policies = policies.into_iter().chain((0..20).map(|_| random_policy(&mut random)));
     let sender = rig.container.run_inside(|| packet_socket("eth0")).unwrap();
     let (mut seen, mut mark, mut passed) = (None, 0, 0);
@@ -123,7 +136,11 @@ fn the_kernel_judges_frames_as_by_the_rules() {
             let shortest = if at % 15 == 0 { 14 } else { frame.len() };
             for frame in (shortest..=frame.len()).map(|end| &frame[..end]) {
                 let expected = naive::passes(&policy.guard(), frame);
-                assert_eq!(passes(&sender, seen, frame, &mut mark), expected, "{frame:02x?}\n{policy:?}");
+                assert_eq!(
+                    passes(&sender, seen, frame, &mut mark),
+                    expected,
+                    "{frame:02x?}\n{policy:?}"
+                );
                 passed += u32::from(expected);
             }
         }
@@ -134,7 +151,9 @@ fn the_kernel_judges_frames_as_by_the_rules() {
 /// A container pings and sends what is allowed, and nothing else.
 fn send_and_ping(rig: &Rig) {
     let (v4, v6): (IpAddr, IpAddr) = ("10.88.0.1".parse().unwrap(), "fd00:88::1".parse().unwrap());
-    let add = |what: &str| assert!(Command::new("ip").args(what.split(' ')).status().unwrap().success(), "{what}");
+    let add = |what: &str| {
+        assert!(Command::new("ip").args(what.split(' ')).status().unwrap().success(), "{what}");
+    };
     add("addr add 10.88.0.1/24 dev host0");
     add("addr add fd00:88::1/64 dev host0 nodad");
     assert!(rig.run_inside("ip addr add 10.88.0.2/24 dev eth0"));
@@ -145,7 +164,10 @@ fn send_and_ping(rig: &Rig) {
     assert!(!rig.run_inside("ping -c 1 -W 1 10.88.0.1"));
     assert!(!rig.run_inside("ping -c 1 -W 1 fd00:88::1"));
     // The neighbours were found all the same.
-    assert!(rig.run_inside("ip neigh get 10.88.0.1 dev eth0") && rig.run_inside("ip neigh get fd00:88::1 dev eth0"));
+    assert!(
+        rig.run_inside("ip neigh get 10.88.0.1 dev eth0")
+            && rig.run_inside("ip neigh get fd00:88::1 dev eth0")
+    );
 
     let icmp = OwnedPolicy {
         allowed: AllowedTraffic {

@@ -96,7 +96,9 @@ fn judge_transport(
         _ => (0, 0),
     };
     let protocol = u128::from(protocol) << 16;
-    if is_in(policy.served, protocol | from) && (protocol != 6 << 16 || number(packet, header + 13, 1)? & 0x12 != 2) {
+    if is_in(policy.served, protocol | from)
+        && (protocol != 6 << 16 || number(packet, header + 13, 1)? & 0x12 != 2)
+    {
         return Some(true);
     }
     Some(range.is_some_and(|range| is_in(&range.services, protocol | to)))
@@ -156,8 +158,12 @@ fn judge_icmpv6(policy: &GuardPolicy<'_>, frame: &[u8], to: u128) -> Option<Judg
         }
         (133, true) if is_near => Judgement::Passes,
         (136, true) if is_near => passes_if(!to_neighbour),
-        (135 | 136, false) if is_near && to_neighbour => passes_if(is_in_range(&policy.neighbours.v6, to)),
-        (135 | 136, false) if is_near => passes_if(is_neighbour(to) || is_in(policy.served, 58 << 16)),
+        (135 | 136, false) if is_near && to_neighbour => {
+            passes_if(is_in_range(&policy.neighbours.v6, to))
+        }
+        (135 | 136, false) if is_near => {
+            passes_if(is_neighbour(to) || is_in(policy.served, 58 << 16))
+        }
         _ => Judgement::ByDestination,
     })
 }
