@@ -53,8 +53,8 @@ pub const BRIDGE_VLAN: KernelFeature =
 /// The VM's network cards exist for tests; a machine's own cards must not be moved.
 pub const CARDS: KernelFeature = KernelFeature {
     name: "spare network cards",
-    probe: "[ \"$CNIBOX_LANE\" = vm ] && modprobe -a e1000 virtio_net && \
-            ls -d /sys/bus/pci/devices/*/net /sys/bus/pci/devices/*/virtio*/net",
+    probe: "[ \"$CNIBOX_LANE\" = vm ] && modprobe -a e1000 virtio_net && ls -d \
+            /sys/bus/pci/devices/*/net /sys/bus/pci/devices/*/virtio*/net",
 };
 
 impl KernelFeature {

@@ -152,7 +152,8 @@ impl fmt::Display for NetnsError {
             }
             NetnsError::Stranded(errno) => write!(
                 f,
-                "return to the host's network namespace: {}; the next DEL removes what this call left",
+                "return to the host's network namespace: {}; the next DEL removes what this call \
+                 left",
                 errno_text(*errno)
             ),
         }
@@ -166,7 +167,8 @@ impl From<NetnsError> for error::Error {
         let top = error::Error::internal(error.to_string());
         let details = match &error {
             NetnsError::NotNamespace(..) => {
-                "no network namespace is mounted there: \"ip netns add NAME\" makes one at /run/netns/NAME"
+                "no network namespace is mounted there: \"ip netns add NAME\" makes one at \
+                 /run/netns/NAME"
             }
             NetnsError::Io(_, path, cause) => match cause.kind() {
                 io::ErrorKind::NotFound => {
@@ -174,7 +176,8 @@ impl From<NetnsError> for error::Error {
                     if let Some(named) = named.filter(|named| named.exists()) {
                         return top.with_details(format!("did you mean {}?", named.display()));
                     }
-                    "its container has ended, or the path is wrong: \"ip netns list\" has those in /run/netns"
+                    "its container has ended, or the path is wrong: \"ip netns list\" has those in \
+                     /run/netns"
                 }
                 io::ErrorKind::PermissionDenied => "cnibox needs CAP_SYS_ADMIN: run it as root",
                 _ => "",

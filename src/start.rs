@@ -79,7 +79,7 @@ pub fn run_applet(arguments: Vec<OsString>, is_secure: bool) -> ExitCode {
 
 /// The error of an executable with set-user-ID, set-group-ID or capabilities.
 const ELEVATED: &str = "set-user-id, set-group-id or with file capabilities: refused, because \
-    arguments and environment are those of a user without these powers";
+                        arguments and environment are those of a user without these powers";
 
 /// Whether the executable's file gives this process privileges that its caller does not have. `AT_SECURE` alone is no
 /// proof: the kernel sets it also if the caller's real and effective ids differ, as in a runtime with set-user-ID, and

@@ -60,11 +60,15 @@ fn access_error(attempt: &str, key: &str, cause: &io::Error) -> Error {
         Error::io(format_args!("{attempt} sysctl {key}"), cause).with_code(ErrorCode::INTERNAL);
     match cause.raw_os_error().map(Errno::from_raw) {
         Some(Errno::ENOENT) if key.starts_with("net/ipv6/conf/") => error.with_details(
-            "the kernel has no IPv6 there, as it is switched off or the MTU is below 1280: raise the MTU, or remove \
-             what needs IPv6",
+            "the kernel has no IPv6 there, as it is switched off or the MTU is below 1280: raise \
+             the MTU, or remove what needs IPv6",
         ),
-        Some(Errno::ENOENT) => error.with_details("the kernel has no such parameter: \"sysctl -aN\" lists all"),
-        Some(Errno::EINVAL) => error.with_details("the kernel refuses this value; the present value shows the format"),
+        Some(Errno::ENOENT) => {
+            error.with_details("the kernel has no such parameter: \"sysctl -aN\" lists all")
+        }
+        Some(Errno::EINVAL) => {
+            error.with_details("the kernel refuses this value; the present value shows the format")
+        }
         _ => error,
     }
 }
@@ -176,8 +180,8 @@ mod tests {
         let error = write_value("net/ipv4/no_such_key", "1").unwrap_err();
         assert_eq!(
             error.to_string(),
-            "write sysctl net/ipv4/no_such_key=1: no such file or directory; the kernel has no such parameter: \
-             \"sysctl -aN\" lists all"
+            "write sysctl net/ipv4/no_such_key=1: no such file or directory; the kernel has no \
+             such parameter: \"sysctl -aN\" lists all"
         );
     }
 

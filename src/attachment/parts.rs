@@ -58,7 +58,8 @@ impl RecordStore {
         let saved: Result<(), Box<dyn std::error::Error>> = save();
         if let Err(e) = saved {
             file::log_unrecorded(format_args!(
-                "could not record the rules: {e}; flushed rules of this attachment will not be restored"
+                "could not record the rules: {e}; flushed rules of this attachment will not be \
+                 restored"
             ));
         }
     }

@@ -59,7 +59,8 @@ impl<'a> DeviceSearch<'a> {
                 Some((link, None)) => {
                     let name = transfer::move_candidate_to_host(&inside, host, &link)?;
                     warn!(
-                        "nothing proves that \"{}\" of the container is {}: it is on the host as \"{name}\", down",
+                        "nothing proves that \"{}\" of the container is {}: it is on the host as \
+                         \"{name}\", down",
                         link.name,
                         self.device_description()
                     );

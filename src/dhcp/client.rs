@@ -150,9 +150,11 @@ impl DaemonClient {
             format!(" -socketpath {path}")
         };
         let cause = io_text(cause);
-        Error::internal(format!("error dialing DHCP daemon: dial unix {path}: connect: {cause}")).with_details(format!(
-            "start it with \"dhcp daemon{option}\" or its systemd units, or set \"startDaemon\" in \"ipam\""
-        ))
+        Error::internal(format!("error dialing DHCP daemon: dial unix {path}: connect: {cause}"))
+            .with_details(format!(
+                "start it with \"dhcp daemon{option}\" or its systemd units, or set \
+                 \"startDaemon\" in \"ipam\""
+            ))
     }
 }
 

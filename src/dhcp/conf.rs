@@ -151,7 +151,8 @@ impl DhcpIpamConfig {
             () => return Ok(()),
         };
         let msg = format!("\"{key}\" of \"ipam\" is about options of IPv4");
-        let remedy = "leave it out where \"family\" is \"ipv6\"; \"dhcp-client-identifier\" is provided to both";
+        let remedy = "leave it out where \"family\" is \"ipv6\"; \"dhcp-client-identifier\" is \
+                      provided to both";
         Err(Error::config(msg).with_details(remedy))
     }
 

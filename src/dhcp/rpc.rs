@@ -223,9 +223,9 @@ mod tests {
         let line = request.encode_line().unwrap();
         assert_eq!(
             line,
-            "{\"version\":1,\"verb\":\"add\",\"key\":{\"containerId\":\"c\",\"network\":\"n\",\
-             \"ifname\":\"eth0\",\"family\":\"ipv4\"},\"netns\":\"/x\",\"families\":[\"ipv4\"],\
-             \"options\":[[12,[0,255]]],\"priority\":0}\n"
+            "{\"version\":1,\"verb\":\"add\",\"key\":{\"containerId\":\"c\",\"network\":\"n\",\"\
+             ifname\":\"eth0\",\"family\":\"ipv4\"},\"netns\":\"/x\",\"families\":[\"ipv4\"],\"\
+             options\":[[12,[0,255]]],\"priority\":0}\n"
         );
         let read = DaemonRequest::decode_line(line.as_bytes()).unwrap();
         assert_eq!((read.options, read.key, read.verb), (request.options, key(), DaemonVerb::Add));

@@ -292,7 +292,8 @@ pub fn require_cookie(recorded: Option<u64>) -> Result<(), InterfaceError> {
 
 fn permission_error(error: &netns::NetnsError) -> Error {
     Error::internal(error.to_string()).with_details(
-        "the daemon itself opens only mounts, such as those in /run/netns: the dhcp plugin of its release passes other \
-         namespaces to it, and a daemon that starts with CAP_SYS_PTRACE opens those of its leases",
+        "the daemon itself opens only mounts, such as those in /run/netns: the dhcp plugin of its \
+         release passes other namespaces to it, and a daemon that starts with CAP_SYS_PTRACE \
+         opens those of its leases",
     )
 }

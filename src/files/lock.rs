@@ -383,7 +383,10 @@ mod tests {
 
     #[test]
     fn the_holder_is_read_from_proc_locks() {
-        let locks = "1: FLOCK  ADVISORY  WRITE 10 08:01:7 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 11 08:01:9 0 EOF\n2: POSIX  ADVISORY  WRITE 12 08:01:9 0 EOF\n3: FLOCK  ADVISORY  WRITE 13 00:2f:9 0 EOF\n4: FLOCK  ADVISORY  WRITE 14 08:01:9 0 EOF\n5: FLOCK  ADVISORY  WRITE 0 08:01:5 0 EOF\n";
+        let locks = "1: FLOCK  ADVISORY  WRITE 10 08:01:7 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 11 \
+                     08:01:9 0 EOF\n2: POSIX  ADVISORY  WRITE 12 08:01:9 0 EOF\n3: FLOCK  \
+                     ADVISORY  WRITE 13 00:2f:9 0 EOF\n4: FLOCK  ADVISORY  WRITE 14 08:01:9 0 \
+                     EOF\n5: FLOCK  ADVISORY  WRITE 0 08:01:5 0 EOF\n";
         let dev = nix::sys::stat::makedev(8, 1);
         assert_eq!(holder_pid(locks, dev, 9), Some(14));
         assert_eq!(holder_pid(locks, 99, 9), Some(13), "another device as a fallback");

@@ -30,8 +30,9 @@ const OWN: [&str; 5] = [
 const STICKY: u32 = 0o1000;
 /// The maximum number of symbolic links on a path, as in the kernel.
 const MOST_LINKS: usize = 40;
-const REMEDY: &str = "its files decide what DEL does as root, so only root may be able to write there: name a directory \
-                      below /run/cni or /var/lib/cni; \"chown root\" and \"chmod go-w\" close a directory to others";
+const REMEDY: &str = "its files decide what DEL does as root, so only root may be able to write \
+                      there: name a directory below /run/cni or /var/lib/cni; \"chown root\" and \
+                      \"chmod go-w\" close a directory to others";
 
 /// The path of the directory of a `dataDir` without symbolic links, if the directory is below [`PLACES`], and it and
 /// every directory and symbolic link on the way belong to root and cannot be written or replaced by others. What is
@@ -57,7 +58,8 @@ pub fn resolve_policy_file(directory: &Path, name: &str) -> Result<PathBuf> {
     let path = directory.join(name);
     let refuse = |why: String| {
         Error::config(format!("policyDir \"{}\": {why}", directory.display())).with_details(
-            "policies decide what containers can reach: name a directory of root below /etc/cni, /run/cni or /var/lib/cni",
+            "policies decide what containers can reach: name a directory of root below /etc/cni, \
+             /run/cni or /var/lib/cni",
         )
     };
     let places = PLACES.iter().chain(&["/etc/cni"]);

@@ -72,8 +72,8 @@ pub fn gateway_warnings(
         .map(|gateway| {
             let length = if gateway.is_ipv4() { 32 } else { 128 };
             let remedy = format!(
-                "begin \"routes\" with {{\"dst\": \"{gateway}/{length}\", \"scope\": 253}}, \
-             or choose a gateway of the subnet"
+                "begin \"routes\" with {{\"dst\": \"{gateway}/{length}\", \"scope\": 253}}, or \
+                 choose a gateway of the subnet"
             );
             let msg = format!("the gateway {gateway} is in no subnet of the interface");
             Error::config(msg).with_details(remedy)

@@ -100,8 +100,8 @@ fn repair_call<P: Plugin>(call: &PluginCall<'_>, repairs: &mut RepairFindings) -
     P::repair(&cx, &conf, &req, repairs)
 }
 
-const UNLISTED: &str = "GC without \"cni.dev/valid-attachments\" releases nothing: \
-    an absent list says nothing about what is valid";
+const UNLISTED: &str = "GC without \"cni.dev/valid-attachments\" releases nothing: an absent list \
+                        says nothing about what is valid";
 
 /// Decodes and checks the part of a call that is the same for all plugins.
 fn prepare_call<'a>(

@@ -97,8 +97,8 @@ impl CallContext<'_> {
                 }
                 if self.call.caller == PluginCaller::Runtime {
                     warn!(
-                        "GC keeps container {id}, interface {ifname}, which the list lacks: it is alive, and in the cache \
-                         {cache}; its runtime's DEL ends it"
+                        "GC keeps container {id}, interface {ifname}, which the list lacks: it is \
+                         alive, and in the cache {cache}; its runtime's DEL ends it"
                     );
                 }
                 living.push(attachment);

@@ -138,7 +138,8 @@ impl<'a> CallContext<'a> {
         };
         if let Err(e) = record_now() {
             log_unrecorded(format_args!(
-                "could not record the attachment: {e}; if the container dies without a DEL, its state is not reclaimed"
+                "could not record the attachment: {e}; if the container dies without a DEL, its \
+                 state is not reclaimed"
             ));
         }
         undo.add_step("forget the attachment", move || {
@@ -300,7 +301,8 @@ fn remove_ended(record: &AttachmentRecord) -> Result<bool> {
     remove_attachment_state(record.attachment_id(), &record.ips)
         .map_err(|e| e.context(format!("remove what container \"{id}\" left, which is gone")))?;
     log_reclaimed(format!(
-        "removed what container \"{id}\" left (network \"{network}\", interface \"{ifname}\"): {why}"
+        "removed what container \"{id}\" left (network \"{network}\", interface \"{ifname}\"): \
+         {why}"
     ));
     Ok(true)
 }

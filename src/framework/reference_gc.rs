@@ -79,7 +79,8 @@ impl<'a> CallContext<'a> {
             };
             if let Some(end) = ends.end_for_address(lease.ip)? {
                 warn!(
-                    "GC keeps {lease}: it was made without a label, and \"{}\" may be its container's link; DEL releases it",
+                    "GC keeps {lease}: it was made without a label, and \"{}\" may be its \
+                     container's link; DEL releases it",
                     end.name
                 );
                 in_doubt.push(attachment);

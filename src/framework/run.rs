@@ -85,7 +85,8 @@ fn help_text(applet: &Applet, plugin: BuiltinPlugin) -> String {
     format!(
         "{name}: {about}
 
-A CNI plugin: container runtimes start it with the CNI_* variables in the environment and the network's
+A CNI plugin: container runtimes start it with the CNI_* variables in the environment and the \
+         network's
 configuration on standard input.
 
 Configuration keys (described in man cnibox-{name}):

@@ -57,10 +57,9 @@ fn find_master(netlink: &Netlink, name: &str) -> Result<Link> {
     }
     let remedy = match address_label_remedy(netlink, name)? {
         Some(remedy) => remedy,
-        None => {
-            "\"master\" names a link of the host, or with \"linkInContainer\" one of the container"
-                .to_owned()
-        }
+        None => "\"master\" names a link of the host, or with \"linkInContainer\" one of the \
+                 container"
+            .to_owned(),
     };
     Err(Error::internal(format!("{}: Link not found", failed())).with_details(remedy))
 }

@@ -285,8 +285,8 @@ fn gateway_remedy(route: &KernelRoute, result: &CniResult) -> Option<String> {
     }
     let dst = host_net(gw);
     Some(format!(
-        "the gateway {gw} is in no subnet of the interface: correct it, or put the route {{\"dst\": \"{dst}\", \
-         \"scope\": 253}} before this one"
+        "the gateway {gw} is in no subnet of the interface: correct it, or put the route \
+         {{\"dst\": \"{dst}\", \"scope\": 253}} before this one"
     ))
 }
 

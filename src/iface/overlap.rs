@@ -41,7 +41,9 @@ pub fn is_subnet_route(route: &KernelRoute) -> bool {
 /// The warning about a route through another link that shares addresses with a network's subnet.
 pub fn conflict_warning(route: &KernelRoute, subnet: IpNet, link: &Link) -> Error {
     let (dst, name) = (route.dst, &link.name);
-    Error::config(format!("{dst}, in or around the subnet {subnet}, is routed to \"{name}\"")).with_details(
-        "containers, or hosts behind that link, are not reached: choose a subnet that nothing else on the node uses",
-    )
+    Error::config(format!("{dst}, in or around the subnet {subnet}, is routed to \"{name}\""))
+        .with_details(
+            "containers, or hosts behind that link, are not reached: choose a subnet that nothing \
+             else on the node uses",
+        )
 }

@@ -386,8 +386,8 @@ impl LeaseStore {
         }
         let Some(entry) = noted.entry_of_file(ip, meta) else {
             warn!(
-                "{ip} stays reserved: its lease lost its text, and nothing says whose it was; \
-                 if no container has the address: {}",
+                "{ip} stays reserved: its lease lost its text, and nothing says whose it was; if \
+                 no container has the address: {}",
                 self.free_command(ip)
             );
             return None;

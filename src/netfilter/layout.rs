@@ -396,8 +396,8 @@ mod tests {
         let complete = HandoverCount { objects: 3, ..HandoverCount::default() };
         assert_eq!(complete.to_string(), "3 handed over");
         let handed = HandoverCount { objects: 1, nameless: 2, conditional: 3 };
-        let expected = "1 handed over, 2 lost: the container's id is too long for a comment, \
-                        3 lost: the reference has no conditions of one container";
+        let expected = "1 handed over, 2 lost: the container's id is too long for a comment, 3 \
+                        lost: the reference has no conditions of one container";
         assert_eq!(handed.to_string(), expected);
     }
 }

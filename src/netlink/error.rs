@@ -124,9 +124,12 @@ impl From<NetlinkError> for cni::error::Error {
         let lacks_permission = error.errno() == Some(Errno::EPERM);
         match error {
             NetlinkError::Request { remedy: Some(remedy), .. } => plain.with_details(remedy),
-            _ if lacks_permission => plain.with_details("cnibox needs CAP_NET_ADMIN in this network namespace"),
+            _ if lacks_permission => {
+                plain.with_details("cnibox needs CAP_NET_ADMIN in this network namespace")
+            }
             _ if is_full => plain.with_details(
-                "a bridge has at most 1023 ports: make a network with another name in the key \"bridge\"",
+                "a bridge has at most 1023 ports: make a network with another name in the key \
+                 \"bridge\"",
             ),
             NetlinkError::Netns(error) => error.with_code(ErrorCode::INVALID_NETNS),
             _ => plain,

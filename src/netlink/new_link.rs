@@ -191,7 +191,8 @@ impl<'a> NewLink<'a> {
         match self.kind {
             _ if !lacks_driver => error,
             LinkKind::Bridge { vlan_filtering: Some(true) } => error.with_remedy(
-                "this kernel lacks VLANs on bridges (CONFIG_BRIDGE_VLAN_FILTERING): remove \"vlan\" and \"vlanTrunk\""
+                "this kernel lacks VLANs on bridges (CONFIG_BRIDGE_VLAN_FILTERING): remove \
+                 \"vlan\" and \"vlanTrunk\""
                     .to_owned(),
             ),
             LinkKind::Vlan { .. } => error.with_missing_module("8021q"),

@@ -168,7 +168,8 @@ impl Plugin for Egress {
         }
         if !cx.net.wants_capability("portMappings") && conf.serve.is_none() {
             let warning = Error::config("replies of the container to clients are dropped");
-            let remedy = "add \"capabilities\": {\"portMappings\": true} for published ports, or \"serve\": [\"tcp/80\"]";
+            let remedy = "add \"capabilities\": {\"portMappings\": true} for published ports, or \
+                          \"serve\": [\"tcp/80\"]";
             remarks.warnings.push(warning.with_details(remedy));
         }
         Ok(())

@@ -27,8 +27,8 @@ use crate::netfilter::reconcile::check_attachment;
 use cni::error::{Error, ErrorContext, Result};
 use cni::{CniResult, SpecVersion};
 
-const ADMIN_REMEDY: &str = "add the rules to the chain admin, as in: \
-    nft add rule inet cnibox_firewall admin ip daddr 192.0.2.1 reject";
+const ADMIN_REMEDY: &str = "add the rules to the chain admin, as in: nft add rule inet \
+                            cnibox_firewall admin ip daddr 192.0.2.1 reject";
 
 #[derive(Debug)]
 pub struct Firewall;
@@ -228,7 +228,8 @@ impl<'a> FirewallBackends<'a> {
             other => {
                 if !["", "auto"].contains(&other) {
                     warn!(
-                        "firewall: unknown backend \"{other}\" is ignored; choose nftables, iptables or firewalld"
+                        "firewall: unknown backend \"{other}\" is ignored; choose nftables, \
+                         iptables or firewalld"
                     );
                 }
                 FirewalldZone::find_running(conf.zone_name())
@@ -294,7 +295,8 @@ fn find_bridge_name(prev: &CniResult, policy: IngressPolicy) -> Result<Option<&s
         _ if policy == IngressPolicy::Open => Ok(None),
         Some(_) => Err(Error::config("got empty bridge name")),
         None => Err(Error::config(format!(
-            "interface needs to be set for ingress policy \"{}\", make sure to chain \"firewall\" plugin with \"bridge\"",
+            "interface needs to be set for ingress policy \"{}\", make sure to chain \"firewall\" \
+             plugin with \"bridge\"",
             policy.as_str()
         ))),
     }

@@ -327,10 +327,12 @@ fn occupied_error(present: &KernelRoute, through: Option<&Link>) -> Error {
     let error = Error::internal(format!("the host has the route \"{text}\""));
     match through.and_then(|link| parse_label(&link.alias)) {
         Some((id, ifname, network)) => error.with_details(format!(
-            "it is of {ifname} of container {id} in network \"{network}\": the ranges of the networks overlap, give one of them another"
+            "it is of {ifname} of container {id} in network \"{network}\": the ranges of the \
+             networks overlap, give one of them another"
         )),
         None => error.with_details(
-            "exclude its destination from the addresses of the network; a route that nothing needs: ip route del",
+            "exclude its destination from the addresses of the network; a route that nothing \
+             needs: ip route del",
         ),
     }
 }

@@ -345,8 +345,8 @@ impl RouteChanges {
                 let msg = format!(
                     "addroutes: route {route}: the container has \"{found}\" with the same metric"
                 );
-                let remedy = "add its \"dst\" to \"delroutes\" if it is of this interface, or give the new route a \
-                              \"priority\", its metric";
+                let remedy = "add its \"dst\" to \"delroutes\" if it is of this interface, or \
+                              give the new route a \"priority\", its metric";
                 return Err(Error::internal(msg).with_details(remedy));
             }
         }

@@ -110,7 +110,8 @@ impl Plugin for Vlan {
 impl VlanConfig {
     fn require_master(&self) -> Result<()> {
         if self.master.is_empty() {
-            let msg = "\"master\" field is required. It specifies the host interface name to create the VLAN for";
+            let msg = "\"master\" field is required. It specifies the host interface name to \
+                       create the VLAN for";
             return Err(Error::config(msg));
         }
         Ok(())

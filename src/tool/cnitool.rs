@@ -35,7 +35,8 @@ Usage:
   cnitool del      <network> <netns>   detach; may be repeated
   cnitool gc       <network>           remove the remains of attachments that are not kept
   cnitool status   <network>           check whether the network's plugins could serve an add
-  cnitool validate <network>           find its plugins, compare versions, and lint its configuration
+  cnitool validate <network>           find its plugins, compare versions, and lint its \
+            configuration
   cnitool version  <plugin>            print the specification versions that a plugin supports
 
 <network> is the \"name\" in a file of the configuration directory, <netns> the path of a network
@@ -44,8 +45,10 @@ namespace (/run/netns/x, /proc/<pid>/ns/net).
     options: OPTIONS,
     notes: "CNI_ARGS (k=v;k=v) is passed to the plugins.
 
-gc is the GC of a runtime, for one network: it deletes every attachment that is not kept, even if its container is
-alive. \"cnibox gc\" works on the whole node, without a list, and deletes only attachments that have certainly ended.
+gc is the GC of a runtime, for one network: it deletes every attachment that is not kept, even if \
+            its container is
+alive. \"cnibox gc\" works on the whole node, without a list, and deletes only attachments that \
+            have certainly ended.
 
 Exit status: 0 done; 1 something failed, see stderr; 2 wrong usage.
 
@@ -71,9 +74,9 @@ const OPTIONS: &[CommandOption] = &[
     long_option(
         "--keep",
         "WHAT",
-        "gc: an attachment to keep, <netns>[:<ifname>] or <id>[:<ifname>]; a namespace is\n\
-         written with a /. May be repeated. Without it every cached attachment of the\n\
-         network is removed, and plugins receive no list",
+        "gc: an attachment to keep, <netns>[:<ifname>] or <id>[:<ifname>]; a namespace \
+         is\nwritten with a /. May be repeated. Without it every cached attachment of \
+         the\nnetwork is removed, and plugins receive no list",
     ),
     long_option("--keep-none", "", "gc: pass the plugins an empty list of valid attachments"),
 ];

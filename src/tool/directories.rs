@@ -39,15 +39,16 @@ pub(super) const CONF: CommandOption =
 pub(super) const PLUGIN_PATH: CommandOption = long_option(
     "--plugin-path",
     "DIRS",
-    "directories of plugins [CNI_PATH, that of this executable if the links are there, /opt/cni/bin]",
+    "directories of plugins [CNI_PATH, that of this executable if the links are there, \
+     /opt/cni/bin]",
 );
 pub(super) const CACHE: CommandOption =
     long_option("--cache-dir", "DIR", "parent of the cache, DIR/results [/var/lib/cni]");
 pub(super) const LEASES: CommandOption = long_option(
     "--data-dir",
     "DIR",
-    "also the leases in this directory, besides /var/lib/cni/networks and each \"dataDir\" of\n\
-     the configurations and of cached attachments",
+    "also the leases in this directory, besides /var/lib/cni/networks and each \"dataDir\" \
+     of\nthe configurations and of cached attachments",
 );
 
 /// The directories of plugins, separated by colons: the argument, else `CNI_PATH`, else the directory of this
@@ -209,8 +210,8 @@ impl ToolDirectories {
         {
             let dir = data_dir.display();
             warn!(
-                "network {network}: its leases in {dir} are left out, because no configuration of this node names \
-                 them: --data-dir {dir} adds them"
+                "network {network}: its leases in {dir} are left out, because no configuration of \
+                 this node names them: --data-dir {dir} adds them"
             );
         }
         Ok(stores)

@@ -25,19 +25,27 @@ Usage:
   cnibox egress ls [--network NAME] [--container ID] [--json | --metrics]
   cnibox egress set --container ID [--network NAME] [--interface NAME] FILE
 
-ls prints each container with a policy, the number of packets and bytes that the policy refused, and the last 50 refused
-flows: destination, protocol and port; or arp, and the neighbour that was asked for. A flow is kept for ten minutes after
+ls prints each container with a policy, the number of packets and bytes that the policy refused, \
+            and the last 50 refused
+flows: destination, protocol and port; or arp, and the neighbour that was asked for. A flow is \
+            kept for ten minutes after
 its last packet; at most 50 new flows of a container are recorded at once, and 5 more per minute.
 
-set replaces all policies of a running container by the one in FILE, by one transaction. Open connections are judged by
+set replaces all policies of a running container by the one in FILE, by one transaction. Open \
+            connections are judged by
 the new policy. It lasts until the next ADD of the attachment.
 ",
     options: &[
         NETWORK,
         long_option("--container", "ID", "this container only"),
-        long_option("--interface", "NAME", "the interface in the container, if it has several with a policy"),
+        long_option(
+            "--interface",
+            "NAME",
+            "the interface in the container, if it has several with a policy",
+        ),
         CommandOption {
-            about: "print an array of objects with network, container, interface, port, counters and flows",
+            about: "print an array of objects with network, container, interface, port, counters \
+                    and flows",
             ..JSON
         },
         long_option("--metrics", "", "print counters in the text format of Prometheus"),
@@ -137,7 +145,8 @@ impl ListedPort {
         let [container, interface, network] =
             [container, interface, network].map(|text| text.replace(['"', '\\'], "_"));
         let labels = format!(
-            "{{network=\"{network}\",container=\"{container}\",interface=\"{interface}\",policy=\"{policy}\"}}"
+            "{{network=\"{network}\",container=\"{container}\",interface=\"{interface}\",policy=\"\
+             {policy}\"}}"
         );
         let line = |name, value| format!("cnibox_egress_{name}_total{labels} {value}\n");
         let ListedPort { refused_packets, refused_bytes, malformed_packets, .. } = self;

@@ -34,31 +34,43 @@ gc: deletes the attachments of dead containers
 Usage:
   cnibox gc [--network NAME] [--container ID] [--dry-run] [--json]
 
-The leases of host-local, rules and devices of each attachment whose container has certainly ended are deleted. Then
-it gets a DEL: with the configuration and the arguments of its ADD if it is in the runtimes' cache, else with the
-current configuration of the network. So are rules that lead a port of the host to a container which is gone, also of
-other programs. An attachment that is not proved to have ended stays, unless --container names it; --dry-run lists it
+The leases of host-local, rules and devices of each attachment whose container has certainly ended \
+            are deleted. Then
+it gets a DEL: with the configuration and the arguments of its ADD if it is in the runtimes' \
+            cache, else with the
+current configuration of the network. So are rules that lead a port of the host to a container \
+            which is gone, also of
+other programs. An attachment that is not proved to have ended stays, unless --container names it; \
+            --dry-run lists it
 with the reason and the command.
 
-\"cnitool gc\" is the GC of a runtime instead: it deletes every attachment of one network that is not in a list, even if
+\"cnitool gc\" is the GC of a runtime instead: it deletes every attachment of one network that is \
+            not in a list, even if
 its container is alive.
 ",
     options: &[
-        CommandOption { about: "print the attachments, also those in doubt, and change nothing", ..DRY_RUN },
+        CommandOption {
+            about: "print the attachments, also those in doubt, and change nothing",
+            ..DRY_RUN
+        },
         NETWORK,
         long_option(
             "--container",
             "ID",
             "this container only, also if nothing proves that it has ended; not if it is alive",
         ),
-        CommandOption { about: "print an array of objects with action, object, network, problem and remedy", ..JSON },
+        CommandOption {
+            about: "print an array of objects with action, object, network, problem and remedy",
+            ..JSON
+        },
         CONF,
         PLUGIN_PATH,
         CACHE,
         LEASES,
     ],
     notes: "
-Exit status: 0 done; 1 something failed, or nothing of --container was deleted, see stderr, or with --dry-run something
+Exit status: 0 done; 1 something failed, or nothing of --container was deleted, see stderr, or \
+            with --dry-run something
 would be deleted; 2 wrong usage.
 ",
 };
@@ -151,7 +163,8 @@ fn run_gc(line: &CommandLine, table: AppletTable) -> Result<ExitCode> {
             let count = left.len();
             let options = &directories.given;
             print_text(&format!(
-                "{count} in doubt: {COLLECT} --dry-run{options} lists them with the command for each\n"
+                "{count} in doubt: {COLLECT} --dry-run{options} lists them with the command for \
+                 each\n"
             ))?;
         }
     }
@@ -340,7 +353,8 @@ impl GarbageCollector<'_> {
             if life.is_doubtful() { self.free_named(ended) } else { self.reclaim_elsewhere(ended) };
         outcomes.extend(released.unwrap_or_else(|error| vec![failed(error)]));
         if outcomes.is_empty() && life.is_doubtful() {
-            let why = "it has neither a lease nor a record, nor a configuration with a plugin of this program first";
+            let why = "it has neither a lease nor a record, nor a configuration with a plugin of \
+                       this program first";
             outcomes.push(failed(Error::internal(why)));
         }
         outcomes
@@ -376,8 +390,8 @@ impl GarbageCollector<'_> {
         let first = list.plugins.first().map_or("", |plugin| &plugin.plugin_type);
         let (object, network) = (ended.object(), &ended.network);
         warn!(
-            "{object} (network {network}): no DEL was sent to \"{first}\", a plugin of another program, which may be \
-             attaching it again; it stays in the cache"
+            "{object} (network {network}): no DEL was sent to \"{first}\", a plugin of another \
+             program, which may be attaching it again; it stays in the cache"
         );
         Ok(None)
     }

@@ -26,9 +26,11 @@ pub(super) const TOOL: ToolCommand = ToolCommand {
 ipam: lists and frees leases of host-local
 
 Usage:
-  cnibox ipam ls   [--network NAME] [--json]       list the leases; changes nothing, does not wait for a lock
+  cnibox ipam ls   [--network NAME] [--json]       list the leases; changes nothing, does not wait \
+            for a lock
   cnibox ipam free --network NAME <address>        free one address, even if it is reserved
-  cnibox ipam free --network NAME <container>      free all addresses of a container, given by its full id
+  cnibox ipam free --network NAME <container>      free all addresses of a container, given by its \
+            full id
   cnibox ipam free --empty [--network NAME]        free the addresses whose files are empty
 cnibox gc frees the addresses of dead containers.
 ",
@@ -37,17 +39,22 @@ cnibox gc frees the addresses of dead containers.
         long_option(
             "--empty",
             "",
-            "free: the addresses whose files are empty: left by a crash of another program, or\n\
-             reserved by an administrator",
+            "free: the addresses whose files are empty: left by a crash of another program, \
+             or\nreserved by an administrator",
         ),
-        long_option("--force", "", "free: also an address that a container uses; another container may get it then"),
+        long_option(
+            "--force",
+            "",
+            "free: also an address that a container uses; another container may get it then",
+        ),
         DRY_RUN,
         CommandOption {
-            about: "ls: an array of objects with network, address, container, interface (null in\n\
-                    leases of old releases), age (seconds), alive (true, false, or null if\n\
-                    unknown), reason (why alive is not true, or why the address is reserved)\n\
-                    and reclaimed (the container that had the address before, and why it lost it);\n\
-                    free: of objects with action, object, network, problem and remedy",
+            about: "ls: an array of objects with network, address, container, interface (null \
+                    in\nleases of old releases), age (seconds), alive (true, false, or null \
+                    if\nunknown), reason (why alive is not true, or why the address is \
+                    reserved)\nand reclaimed (the container that had the address before, and why \
+                    it lost it);\nfree: of objects with action, object, network, problem and \
+                    remedy",
             ..JSON
         },
         LEASES,
@@ -55,10 +62,12 @@ cnibox gc frees the addresses of dead containers.
         CACHE,
     ],
     notes: "
-ALIVE is \"yes\" if the host's end of the container's veth pair exists, \"no\" if that end is gone or the lease was made
+ALIVE is \"yes\" if the host's end of the container's veth pair exists, \"no\" if that end is gone \
+            or the lease was made
 before the last boot, \"?\" if neither is proved: gc and the plugin keep such a lease.
 
-Exit status: 0 done; 1 something failed, see stderr, or with --dry-run something would be freed; 2 wrong usage.
+Exit status: 0 done; 1 something failed, see stderr, or with --dry-run something would be freed; 2 \
+            wrong usage.
 
 Example:
   cnibox ipam ls --network pods
@@ -196,7 +205,7 @@ fn free_leases(
         if let Some(used) = statuses.iter().find(|it| it.liveness == Liveness::Alive && !force) {
             let msg = format!("{} is in use: its link on the host exists", used.lease);
             let remedy = "delete the container; --force frees the address all the same, and \
-                another container may get it";
+                          another container may get it";
             return Err(Error::config(msg).with_details(remedy));
         }
         if dry_run {

@@ -256,7 +256,8 @@ fn fish_completion(applets: &[Applet]) -> String {
             let (flag, about) = (opt.flag.trim_start_matches('-'), quoted(opt.about));
             let value = if opt.value.is_empty() { "" } else { " -r" };
             lines.push(format!(
-                "complete -c cnibox -n '__fish_seen_subcommand_from {command}' -l {flag}{value} -d '{about}'"
+                "complete -c cnibox -n '__fish_seen_subcommand_from {command}' -l {flag}{value} \
+                 -d '{about}'"
             ));
         }
     }
@@ -290,7 +291,8 @@ mod tests {
             let script = completion_script("bash", APPLETS).unwrap();
             let count = words.split(' ').count() - 1;
             let test = format!(
-                "{script}\nCOMP_WORDS=({words}); COMP_CWORD={count}; _cnibox; echo \"${{COMPREPLY[*]}}\""
+                "{script}\nCOMP_WORDS=({words}); COMP_CWORD={count}; _cnibox; echo \
+                 \"${{COMPREPLY[*]}}\""
             );
             let bash = std::path::Path::new("/bin/bash");
             crate::cmd::run_program(bash, &["-c", &test], "").unwrap().require_success().unwrap()

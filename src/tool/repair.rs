@@ -36,16 +36,26 @@ Usage:
   cnibox repair [--dry-run] [--json]
   cnibox repair --watch [--install DIR]
 
-Restores missing rules of cnibox in the host's network namespace, in one transaction for each back end. Then restores
-the network of each attachment in the runtimes' cache whose container is alive, as ADD created it: the bridge with its
-gateway addresses and MAC, the port, addresses and routes of the host's end, kernel parameters of the host, and routes
+Restores missing rules of cnibox in the host's network namespace, in one transaction for each back \
+            end. Then restores
+the network of each attachment in the runtimes' cache whose container is alive, as ADD created it: \
+            the bridge with its
+gateway addresses and MAC, the port, addresses and routes of the host's end, kernel parameters of \
+            the host, and routes
 of the container. Keeps settings that somebody changed. Prints each change.
 ",
     options: &[
         CommandOption { about: "print what is missing, and change nothing", ..DRY_RUN },
-        CommandOption { about: "print an array of objects with action, object, problem and remedy", ..JSON },
+        CommandOption {
+            about: "print an array of objects with action, object, problem and remedy",
+            ..JSON
+        },
         long_option("--watch", "", "keep running, and repair after every change, until SIGTERM"),
-        long_option(INSTALL, "DIR", "with --watch: also restore the plugins in DIR that cnibox install put there"),
+        long_option(
+            INSTALL,
+            "DIR",
+            "with --watch: also restore the plugins in DIR that cnibox install put there",
+        ),
         PLUGIN_PATH,
         CACHE,
     ],
@@ -58,7 +68,8 @@ Run it on the host after \"nft flush ruleset\", from the unit that reloads your 
 or permanently: systemctl enable --now cnibox-repair.service
 An ADD that needs the rules also restores them.
 
-Exit status: 0 done; 1 something failed, see stderr, or with --dry-run something is missing; 2 wrong usage.
+Exit status: 0 done; 1 something failed, see stderr, or with --dry-run something is missing; 2 \
+            wrong usage.
 ",
 };
 

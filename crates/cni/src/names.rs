@@ -48,9 +48,12 @@ impl NetworkName {
             return Err(Error::config("missing network name"));
         }
         if !is_identifier(text) {
-            return Err(Error::config("invalid characters found in network name").with_details(format!(
-                "{text}; use letters, digits, \".\", \"_\" and \"-\", the first a letter or a digit"
-            )));
+            return Err(Error::config("invalid characters found in network name").with_details(
+                format!(
+                    "{text}; use letters, digits, \".\", \"_\" and \"-\", the first a letter or a \
+                     digit"
+                ),
+            ));
         }
         Ok(NetworkName(text.to_owned()))
     }

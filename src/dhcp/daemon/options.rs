@@ -37,7 +37,8 @@ const OPTIONS: &[CommandOption] = &[
 pub(super) fn help_text() -> String {
     let options = options::help_text(OPTIONS);
     format!(
-        "Usage: dhcp daemon [OPTIONS]\n\n{options}\nOptions can have one dash or two. Times are like 10s or 1m30s.\n"
+        "Usage: dhcp daemon [OPTIONS]\n\n{options}\nOptions can have one dash or two. Times are \
+         like 10s or 1m30s.\n"
     )
 }
 

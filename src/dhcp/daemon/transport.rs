@@ -107,7 +107,8 @@ impl LeaseTask {
                         let msg = format!("{name} has no usable IPv6 link-local address");
                         return Err(Error::internal(msg)
                             .with_details(format!(
-                                "see net.ipv6.conf.{name}.addr_gen_mode, and whether the link has a carrier"
+                                "see net.ipv6.conf.{name}.addr_gen_mode, and whether the link has \
+                                 a carrier"
                             ))
                             .into());
                     }

@@ -261,7 +261,8 @@ pub fn parse_service(text: &str) -> Result<ServiceRange> {
     let named = PROTOCOLS.iter().find(|(name, _)| *name == protocol).map(|&(_, number)| number);
     let Some(number) = named.or_else(|| parse_digits(protocol)) else {
         return Err(Error::config("not a service").with_details(
-            "write tcp, udp, sctp, icmp, icmpv6 or a protocol's number up to 255; ports like tcp/443 or tcp/8000-8100",
+            "write tcp, udp, sctp, icmp, icmpv6 or a protocol's number up to 255; ports like \
+             tcp/443 or tcp/8000-8100",
         ));
     };
     let Some(ports) = ports else { return Ok(ServiceRange::of_protocol(number)) };

@@ -19,7 +19,8 @@ const LARGEST_POLICY: usize = 1 << 20;
 /// the value.
 pub fn require_keys(json: &Json, keys: fn() -> DecodedKeys, of: &str) -> Result<()> {
     if has_null(json) {
-        let remedy = "write a value, or leave the key out: without \"ports\" all services are meant, with [] none";
+        let remedy = "write a value, or leave the key out: without \"ports\" all services are \
+                      meant, with [] none";
         return Err(Error::config(format!("a value in {of} is null")).with_details(remedy));
     }
     match keys().find_unknown_keys(json).first() {

@@ -112,7 +112,8 @@ fn isolate_ports(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &FirewallP
     match nft::isolate_ports(filter, owner, pod) {
         Err(error) if error.errno() == Some(Errno::EOPNOTSUPP) => {
             warn!(
-                "could not isolate the ports of a bridge: {error}; frames that are not IP pass between isolated containers of a bridge"
+                "could not isolate the ports of a bridge: {error}; frames that are not IP pass \
+                 between isolated containers of a bridge"
             );
             Ok(())
         }

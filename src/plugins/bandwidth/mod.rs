@@ -184,8 +184,8 @@ fn find_host_end(
     let no_peer = |why: &str| {
         let msg = format!("container interface {ifname} has no veth peer: {why}");
         Error::internal(msg).with_details(
-            "only veth pairs can be shaped: put bandwidth behind a plugin that creates a pair, such as bridge or ptp, or \
-             remove it from the list",
+            "only veth pairs can be shaped: put bandwidth behind a plugin that creates a pair, \
+             such as bridge or ptp, or remove it from the list",
         )
     };
     let link = link.ok_or_else(|| no_peer("Link not found"))?;

@@ -83,7 +83,9 @@ fn find_link(
     let place = if conf.links_in_container { &inside.netlink } else { cx.host_netlink()? };
     place.require_link(name).map_err(|error| {
         let remedy = if conf.links_in_container {
-            "the container must have it before the bond: attach it first, or remove \"linksInContainer\"".to_owned()
+            "the container must have it before the bond: attach it first, or remove \
+             \"linksInContainer\""
+                .to_owned()
         } else if let Some(remedy) = recorded_device_remedy(name, &cx.net.name) {
             remedy
         } else if matches!(inside.netlink.find_link(name), Ok(Some(_))) {
@@ -155,8 +157,10 @@ pub(super) fn attach_links(
         }
         change(LinkChange::new().set_master(bond.index)).map_err(|error| {
             let fixed_mac = error.errno() == Some(Errno::EOPNOTSUPP);
-            let error = Error::from(error).context(format!("failed to add \"{name}\" to \"{}\"", bond.name));
-            let remedy = "its driver does not change its MAC: set failOverMac to 1, with mode \"active-backup\"";
+            let error = Error::from(error)
+                .context(format!("failed to add \"{name}\" to \"{}\"", bond.name));
+            let remedy = "its driver does not change its MAC: set failOverMac to 1, with mode \
+                          \"active-backup\"";
             if fixed_mac { error.with_details(remedy) } else { error }
         })?;
     }

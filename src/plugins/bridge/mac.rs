@@ -41,7 +41,8 @@ pub(super) fn require_unused(
     let msg = format!("the MAC {mac} is in use on bridge \"{bridge}\", by \"{name}\"");
     Err(Error::internal(msg).with_details(match parse_label(&holder.alias) {
         Some((id, ifname, network)) => format!(
-            "{ifname} of container {id} has it in network \"{network}\": request another MAC, or detach that container first"
+            "{ifname} of container {id} has it in network \"{network}\": request another MAC, or \
+             detach that container first"
         ),
         None => "request another MAC".to_owned(),
     }))

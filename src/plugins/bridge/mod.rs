@@ -286,7 +286,8 @@ impl<'a> BridgePlan<'a> {
         if conf.hairpin_mode && conf.promisc_mode {
             let msg = "cannot set hairpin mode and promiscuous mode at the same time";
             return Err(Error::config(msg).with_details(
-                "remove one of them: with \"hairpinMode\" a container reaches its own mapped ports on every node",
+                "remove one of them: with \"hairpinMode\" a container reaches its own mapped \
+                 ports on every node",
             ));
         }
         let masquerades = l3 && conf.ip_masq;

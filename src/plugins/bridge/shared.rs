@@ -151,8 +151,9 @@ pub(super) fn ensure_gateways<'a>(
                 );
                 let net = addr.net;
                 return Err(Error::internal(msg).with_details(format!(
-                    "give this network a bridge of its own, with another name in the key \"bridge\"; or, if no \
-                     container uses {net} any more: ip addr del {net} dev {name}"
+                    "give this network a bridge of its own, with another name in the key \
+                     \"bridge\"; or, if no container uses {net} any more: ip addr del {net} dev \
+                     {name}"
                 )));
             }
             let (index, former) = (addr.index, configure::request_to_restore(addr));

@@ -69,7 +69,8 @@ fn find_verified_bridge(host: &Netlink, conf: &BridgeConfig, prev: &CniResult) -
     // A packet capture also makes a bridge promiscuous, which is harmless.
     if conf.promisc_mode && link.promiscuity == 0 {
         let msg = format!(
-            "Bridge interface {name} configured Promisc Mode true doesn't match current state: false"
+            "Bridge interface {name} configured Promisc Mode true doesn't match current state: \
+             false"
         );
         return Err(Error::internal(msg).with_details(format!("ip link set {name} promisc on")));
     }

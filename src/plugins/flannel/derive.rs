@@ -222,7 +222,8 @@ mod tests {
         let routes = refusal(r#""ipam":{"routes":[{"dst":"x"}]}"#);
         assert!(
             routes.starts_with(
-                "failed to assemble Delegate IPAM: failed to read IPAM routes: failed to parse ipam.routes: "
+                "failed to assemble Delegate IPAM: failed to read IPAM routes: failed to parse \
+                 ipam.routes: "
             ),
             "{routes}"
         );

@@ -256,7 +256,8 @@ fn remove_if_unused(record: &DelegateRecord, network: &str) -> Result<()> {
         return record.remove_files();
     }
     warn!(
-        "GC keeps the record of container \"{id}\", which the reference made: its link may exist; DEL removes it"
+        "GC keeps the record of container \"{id}\", which the reference made: its link may exist; \
+         DEL removes it"
     );
     Ok(())
 }

@@ -258,7 +258,8 @@ mod tests {
             ),
             (
                 r#"{"kernelpath":"/sys/devices/../x"}"#,
-                "kernel device path \"/sys/devices/../x\" must be absolute and begin with /sys/devices/",
+                "kernel device path \"/sys/devices/../x\" must be absolute and begin with \
+                 /sys/devices/",
             ),
             (r#"{"pciBusID":"../x"}"#, "pciBusID \"../x\" is not the name of a device"),
             (

@@ -145,9 +145,11 @@ impl<'a> AddressAllocation<'a> {
                 || self.exhausted_error(set),
                 |ip| {
                     let unavailable = "is not available in range set";
-                    Error::internal(format!("requested IP address {ip} {unavailable} {set}")).with_details(format!(
-                        "another container has it (\"cnibox ipam ls\"): request another address of {set}"
-                    ))
+                    Error::internal(format!("requested IP address {ip} {unavailable} {set}"))
+                        .with_details(format!(
+                            "another container has it (\"cnibox ipam ls\"): request another \
+                             address of {set}"
+                        ))
                 },
             ));
         };
@@ -191,7 +193,8 @@ impl<'a> AddressAllocation<'a> {
             Ok(0) | Err(_) => remedy.to_owned(),
             Ok(n) => format!(
                 "{remedy}; {n} of this network are reserved by files that name no container: \
-                 \"cnibox ipam free --network {} ADDRESS\" removes one, \"cnibox ipam free --empty\" the empty ones",
+                 \"cnibox ipam free --network {} ADDRESS\" removes one, \"cnibox ipam free \
+                 --empty\" the empty ones",
                 self.owner.network
             ),
         })
@@ -411,8 +414,8 @@ mod tests {
         let node = Node::new();
         let add = |requested| node.add("c1", &["10.0.0.0/29"], requested);
         add("").unwrap();
-        let message = "failed to allocate for range 0: 10.0.0.2 has been allocated to c1, duplicate \
-                       allocation is not allowed";
+        let message = "failed to allocate for range 0: 10.0.0.2 has been allocated to c1, \
+                       duplicate allocation is not allowed";
         for requested in ["", "10.0.0.2", "10.0.0.4"] {
             assert_eq!(add(requested), Err(message.to_owned()), "{requested}");
         }

@@ -92,7 +92,8 @@ impl AddressRange {
         }
         if subnet.addr() != network {
             return Err(Error::config(format!(
-                "Network has host bits set. For a subnet mask of length {length} the network address is {network}"
+                "Network has host bits set. For a subnet mask of length {length} the network \
+                 address is {network}"
             )));
         }
         let first = address_from_bits(address_bits(network) + 1, subnet);

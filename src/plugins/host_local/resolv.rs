@@ -51,9 +51,9 @@ mod tests {
 
     #[test]
     fn every_keyword_of_resolv_conf_is_read() {
-        let text = "# a comment\n; another\n\n  nameserver 192.0.2.1  \nnameserver 2001:db8::1 x\n\
-                    domain example.com\r\ndomain example.net\nsearch a b\nsearch c\n\
-                    options four\noptions five\tndots:2\nsortlist 10.0.0.0\nnameserver\nsearch\n";
+        let text = "# a comment\n; another\n\n  nameserver 192.0.2.1  \nnameserver 2001:db8::1 \
+                    x\ndomain example.com\r\ndomain example.net\nsearch a b\nsearch c\noptions \
+                    four\noptions five\tndots:2\nsortlist 10.0.0.0\nnameserver\nsearch\n";
         let conf = parse_lines(text).unwrap();
         assert_eq!(conf.nameservers, strings(&["192.0.2.1", "2001:db8::1"]));
         assert_eq!(conf.domain, "example.net");

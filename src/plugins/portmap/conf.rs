@@ -113,7 +113,8 @@ impl PortmapConfig {
         if !foreign.is_empty() {
             let keys = foreign.join(" ");
             return Err(Error::config(format!(
-                "{name} backend was requested but configuration contains {other}-specific options [{keys}]"
+                "{name} backend was requested but configuration contains {other}-specific options \
+                 [{keys}]"
             )));
         }
         if is_iptables {
@@ -190,7 +191,8 @@ impl PortmapConfig {
                 let (port, proto) = (mapping.host_port, mapping.proto);
                 let msg = format!("host port {port}/{proto} is mapped to two container ports");
                 return Err(Error::config(msg).with_details(
-                    "no hostIP, \"0.0.0.0\" and \"::\" mean all addresses: choose another hostPort for one of them",
+                    "no hostIP, \"0.0.0.0\" and \"::\" mean all addresses: choose another \
+                     hostPort for one of them",
                 ));
             }
             if !all.iter().any(|other| shared(other) && other.includes_addresses_of(&mapping)) {

@@ -161,7 +161,9 @@ mod tests {
         let backup = TuningBackup::renew_backup(None, &OWNER, &original, &original.clone());
         backup.write_file(&file).unwrap();
         let text = fs::read_to_string(dir.path().join("c1_eth0.json")).unwrap();
-        let expected = "{\n \"mac\": \"02:00:00:00:00:0a\",\n \"promisc\": false,\n \"mtu\": 1500,\n \"allmulti\": false,\n \"txQLen\": 1000,\n \"network\": \"net\",\n \"attachment\": \"";
+        let expected = "{\n \"mac\": \"02:00:00:00:00:0a\",\n \"promisc\": false,\n \"mtu\": \
+                        1500,\n \"allmulti\": false,\n \"txQLen\": 1000,\n \"network\": \
+                        \"net\",\n \"attachment\": \"";
         assert!(text.starts_with(expected), "{text}");
         assert_eq!(TuningBackup::read_file(&file).unwrap(), Some(backup));
     }

@@ -232,8 +232,8 @@ fn warn_of_lease(owner: &AttachmentId<'_>, req: &AddRequest, former: &str, mac: 
         })
     {
         warn!(
-            "the DHCP lease of \"{}\" is for {former}: the server does not know {mac}; give the MAC to the plugin that \
-             creates the interface instead of tuning",
+            "the DHCP lease of \"{}\" is for {former}: the server does not know {mac}; give the \
+             MAC to the plugin that creates the interface instead of tuning",
             req.ifname
         );
     }

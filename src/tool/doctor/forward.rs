@@ -126,7 +126,8 @@ fn accept_commands(
     }
     if table == "firewalld" && ways.is_shared && cmd::find_program("firewall-cmd").is_some() {
         if is_strict {
-            return "set StrictForwardPorts=no in /etc/firewalld/firewalld.conf, then: firewall-cmd --reload"
+            return "set StrictForwardPorts=no in /etc/firewalld/firewalld.conf, then: \
+                    firewall-cmd --reload"
                 .to_owned();
         }
         let zone = format!("--zone=trusted --change-interface={}", ways.link);
@@ -145,7 +146,7 @@ fn accept_commands(
 /// The plugin firewall does the same for each container.
 pub(super) fn accept_by_iptables(program: &str, chain: &str, link: &str) -> String {
     format!(
-        "{program} -I {chain} -i {link} -j ACCEPT; {program} -I {chain} -o {link} -m conntrack --ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT \
-         # or add the plugin firewall to its list"
+        "{program} -I {chain} -i {link} -j ACCEPT; {program} -I {chain} -o {link} -m conntrack \
+         --ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT # or add the plugin firewall to its list"
     )
 }

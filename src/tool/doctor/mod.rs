@@ -42,12 +42,17 @@ doctor: reports defects of this node, with their remedies
 Usage:
   cnibox doctor [--conf-dir DIR] [--json]
 
-Checks the network configurations (as cnibox lint does), their plugins, the rules of cnibox, forwarding, and each
-attachment in the cache of the runtimes: CHECK of its plugins, its leases, whether its container is alive. Changes
+Checks the network configurations (as cnibox lint does), their plugins, the rules of cnibox, \
+            forwarding, and each
+attachment in the cache of the runtimes: CHECK of its plugins, its leases, whether its container \
+            is alive. Changes
 nothing. Run it as root in the network namespace of the host.
 ",
     options: &[
-        CommandOption { about: "print an array of objects with severity, object, problem and remedy", ..JSON },
+        CommandOption {
+            about: "print an array of objects with severity, object, problem and remedy",
+            ..JSON
+        },
         CONF,
         PLUGIN_PATH,
         CACHE,

@@ -64,7 +64,8 @@ fn legacy_forward(networks: &[RoutedNetwork<'_>], filter: &PacketFilter) -> Vec<
         let (list, _) = networks.iter().filter(|_| is_dropping).find(is_hit)?;
         let subject = format!("chain FORWARD of {program}");
         let problem = format!(
-            "drops forwarded packets that no rule accepts (as Docker and UFW configure), and names no interface of network {}",
+            "drops forwarded packets that no rule accepts (as Docker and UFW configure), and \
+             names no interface of network {}",
             list.name
         );
         let link = bridge_names(list).next().unwrap_or("veth+");
@@ -88,15 +89,17 @@ fn unseen_services(
         let lines = filter.list_legacy_chain(netlink::IpFamily::V4, "nat", "PREROUTING");
         lines.is_some_and(|lines| lines.iter().any(|line| line.contains(SERVICES)))
     };
-    (is_bridged && (on_nft || in_legacy()) && !(sysctl::read_value(BRIDGE_NF).is_ok_and(|value| value == "1"))).then(
-        || {
-            let key = BRIDGE_NF.replace('/', ".");
-            let problem = format!(
-                "{key} is not 1: between containers of a bridge, replies of services bypass the rules of kube-proxy"
-            );
-            Finding::new_error("node", problem, format!("modprobe br_netfilter; sysctl -w {key}=1"))
-        },
-    )
+    (is_bridged
+        && (on_nft || in_legacy())
+        && !(sysctl::read_value(BRIDGE_NF).is_ok_and(|value| value == "1")))
+    .then(|| {
+        let key = BRIDGE_NF.replace('/', ".");
+        let problem = format!(
+            "{key} is not 1: between containers of a bridge, replies of services bypass the rules \
+             of kube-proxy"
+        );
+        Finding::new_error("node", problem, format!("modprobe br_netfilter; sysctl -w {key}=1"))
+    })
 }
 
 /// Whether the plugin is firewall with the back end iptables, whose rules accept the packets of its containers.

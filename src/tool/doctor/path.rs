@@ -79,7 +79,8 @@ fn find_strict_filter(attached: &ExaminedAttachment) -> Option<Finding> {
         .max()?;
     (reply != link.index && mode == STRICT).then(|| {
         let problem = format!(
-            "replies leave through \"{other}\", but rp_filter is strict: packets from other subnets are dropped"
+            "replies leave through \"{other}\", but rp_filter is strict: packets from other \
+             subnets are dropped"
         );
         let remedy = format!("nsenter --net={netns} sysctl -w net.ipv4.conf.{ifname}.rp_filter=2");
         Finding::new_warning(attachment_title(&attached.cached), problem, remedy)
@@ -110,7 +111,8 @@ fn find_oversized_packets(attached: &ExaminedAttachment, uplink: &Link) -> Optio
     let Link { name, mtu: limit, .. } = uplink;
     (mtu > *limit).then(|| {
         let problem = format!(
-            "containers send packets of up to {mtu} bytes, but the MTU of \"{name}\" is {limit}: larger ones depend on ICMP errors"
+            "containers send packets of up to {mtu} bytes, but the MTU of \"{name}\" is {limit}: \
+             larger ones depend on ICMP errors"
         );
         let remedy =
             format!("set \"mtu\": {limit} in its configuration, and recreate the containers");

@@ -42,7 +42,8 @@ const BINARY: &str = "cnibox";
 const STATE: &str = ".cnibox";
 
 const STATUS: &str = "
-Exit status: 0 done; 1 something failed, see stderr, or with --dry-run something would be done; 2 wrong usage.
+Exit status: 0 done; 1 something failed, see stderr, or with --dry-run something would be done; 2 \
+                      wrong usage.
 ";
 
 pub(super) const INSTALL: ToolCommand = ToolCommand {

@@ -43,7 +43,8 @@ pub(super) const INSTALL_OPTIONS: &[CommandOption] = &[
     long_option(
         "--protect",
         "",
-        "make the executable immutable until cnibox uninstall, so that cp to the name of a\nplugin cannot overwrite all plugins",
+        "make the executable immutable until cnibox uninstall, so that cp to the name of \
+         a\nplugin cannot overwrite all plugins",
     ),
     ROOT,
     DRY_RUN,
@@ -54,7 +55,8 @@ pub(super) const UNINSTALL_OPTIONS: &[CommandOption] = &[
     long_option(
         "--no-hand-over",
         "",
-        "leave the packet filter unchanged; by default, rules of running containers are\nrewritten for the reference plugins, and our records of them removed",
+        "leave the packet filter unchanged; by default, rules of running containers \
+         are\nrewritten for the reference plugins, and our records of them removed",
     ),
     ROOT,
     DRY_RUN,
@@ -164,7 +166,8 @@ impl InstallOptions {
         };
         if options.protect && options.mode != InstallMode::Symlink {
             return Err(usage_error(
-                "--protect requires --mode symlink: copies need no protection, and hard links could not be replaced",
+                "--protect requires --mode symlink: copies need no protection, and hard links \
+                 could not be replaced",
             ));
         }
         Ok(options)

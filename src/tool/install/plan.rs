@@ -232,7 +232,8 @@ fn may_replace(job: &InstallJob<'_>, entry: &PluginDirectoryEntry) -> bool {
 fn foreign_files_error(job: &InstallJob<'_>, names: &[&str]) -> Error {
     let (directory, names) = (job.options.directory.display(), names.join(", "));
     Error::config(format!(
-        "install into {directory}: neither cnibox nor reference plugins: {names}; nothing was changed"
+        "install into {directory}: neither cnibox nor reference plugins: {names}; nothing was \
+         changed"
     ))
     .with_details("--replace replaces files and backs them up for uninstall, --skip leaves them")
 }

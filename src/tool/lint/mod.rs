@@ -33,20 +33,28 @@ lint: reports mistakes in network configurations
 Usage:
   cnibox lint [FILE|DIR]... [--conf-dir DIR] [--offline] [--json]
 
-Checks these files and directories, or else the directory of network configurations. Prints one line for each mistake:
-file, line and column, the problem, and the remedy. The keys of plugins that are not part of this executable are not
+Checks these files and directories, or else the directory of network configurations. Prints one \
+            line for each mistake:
+file, line and column, the problem, and the remedy. The keys of plugins that are not part of this \
+            executable are not
 checked.
 ",
     options: &[
         CONF,
         CommandOption {
-            about: "print an array of objects with severity, object, problem, remedy, file, network, line and\ncolumn",
+            about: "print an array of objects with severity, object, problem, remedy, file, \
+                    network, line and\ncolumn",
             ..JSON
         },
-        long_option("--offline", "", "check the files only, not whether this node can serve the networks"),
+        long_option(
+            "--offline",
+            "",
+            "check the files only, not whether this node can serve the networks",
+        ),
     ],
     notes: "
-Without --offline, and as root, the STATUS command of each plugin of cnibox runs on this node as well: missing back
+Without --offline, and as root, the STATUS command of each plugin of cnibox runs on this node as \
+            well: missing back
 ends, missing master interfaces, an MTU above the master's.
 
 Exit status: 0 no findings; 1 findings; 2 wrong usage.

@@ -64,10 +64,13 @@ pub(super) fn unreachable_own_ports(conf: &PluginConfig, before: &[PluginConfig]
         && !is_on(bridge, "hairpinMode")
         && (sysctl::read_value("net/bridge/bridge-nf-call-iptables").is_ok_and(|on| on == "1")))
     .then(|| {
-        let msg = "on this node: a container does not reach its own mapped ports, because bridged packets pass \
-                   iptables (sysctl net.bridge.bridge-nf-call-iptables)";
+        let msg = "on this node: a container does not reach its own mapped ports, because bridged \
+                   packets pass iptables (sysctl net.bridge.bridge-nf-call-iptables)";
         let how = if is_promiscuous { "replace \"promiscMode\" by" } else { "add" };
-        mistake_error(msg, format!("if it must reach them, {how} \"hairpinMode\": true in \"bridge\""))
+        mistake_error(
+            msg,
+            format!("if it must reach them, {how} \"hairpinMode\": true in \"bridge\""),
+        )
     })
 }
 

@@ -40,15 +40,23 @@ sysdump: collects the data for a bug report in one file
 Usage:
   cnibox sysdump [--output FILE]
 
-Writes a tar file of less than 1 MB, readable by root only, with the findings of cnibox doctor, versions, network
-configurations, cached attachments, leases, links, addresses, routes, rules of the packet filter, kernel parameters and
-listings of the directories of plugins and state. Omits logs, and values of keys such as \"password\" or \"token\".
-Contains addresses, names and MACs of containers: review it before you pass it on. Changes nothing else.
+Writes a tar file of less than 1 MB, readable by root only, with the findings of cnibox doctor, \
+            versions, network
+configurations, cached attachments, leases, links, addresses, routes, rules of the packet filter, \
+            kernel parameters and
+listings of the directories of plugins and state. Omits logs, and values of keys such as \
+            \"password\" or \"token\".
+Contains addresses, names and MACs of containers: review it before you pass it on. Changes nothing \
+            else.
 ",
     options: &[
         CommandOption {
             short: Some('o'),
-            ..long_option("--output", "FILE", "a new file; \"-\" is stdout [cnibox-sysdump-HOST-SECONDS.tar]")
+            ..long_option(
+                "--output",
+                "FILE",
+                "a new file; \"-\" is stdout [cnibox-sysdump-HOST-SECONDS.tar]",
+            )
         },
         CONF,
         PLUGIN_PATH,

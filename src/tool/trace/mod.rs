@@ -29,20 +29,27 @@ trace: reads the flight recorder
 
 Usage:
   cnibox trace ls [--failed] [--json]     list the calls, oldest first
-  cnibox trace show ID [--json]           show the steps of a call and of the other calls of its trace, with durations
+  cnibox trace show ID [--json]           show the steps of a call and of the other calls of its \
+            trace, with durations
   cnibox trace stats [--json]             calls, errors and durations by plugin and verb
 
-Failed calls are always recorded, with their configuration; other calls with CNI_LOG=trace in the runtime's environment,
-or if the runtime passes TRACEPARENT. ID is the identifier of a call or of a trace, or a prefix of it.
+Failed calls are always recorded, with their configuration; other calls with CNI_LOG=trace in the \
+            runtime's environment,
+or if the runtime passes TRACEPARENT. ID is the identifier of a call or of a trace, or a prefix of \
+            it.
 ",
     options: &[
         long_option("--failed", "", "ls: failed calls only"),
-        long_option("--format", "FORMAT", "stats: text or prometheus, for node-exporter's textfile collector [text]"),
+        long_option(
+            "--format",
+            "FORMAT",
+            "stats: text or prometheus, for node-exporter's textfile collector [text]",
+        ),
         CommandOption {
-            about: "print an array of objects: ls: id, trace, call, network, container, interface, start\n\
-                    (seconds since 1970), seconds, code and problem; show: the steps, with id, parent, name,\n\
-                    start, seconds, attributes and problem; stats: plugin, verb, calls, failed, and the\n\
-                    quantiles in seconds",
+            about: "print an array of objects: ls: id, trace, call, network, container, \
+                    interface, start\n(seconds since 1970), seconds, code and problem; show: the \
+                    steps, with id, parent, name,\nstart, seconds, attributes and problem; stats: \
+                    plugin, verb, calls, failed, and the\nquantiles in seconds",
             ..JSON
         },
         CONF,
@@ -50,7 +57,8 @@ or if the runtime passes TRACEPARENT. ID is the identifier of a call or of a tra
         LEASES,
     ],
     notes: "
-Recordings are lines of OTLP JSON in /run/cnibox/traces.jsonl and failed.jsonl, each with one older file (.1), of
+Recordings are lines of OTLP JSON in /run/cnibox/traces.jsonl and failed.jsonl, each with one \
+            older file (.1), of
 2 MB at most: OpenTelemetry's otlpjsonfile receiver reads /run/cnibox/*.jsonl.
 
 Exit status: 0 done; 1 something failed, see stderr; 2 wrong usage.

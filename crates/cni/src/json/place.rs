@@ -136,8 +136,8 @@ impl FromIterator<JsonPathStep> for JsonValuePath {
 mod tests {
     use super::*;
 
-    const TEXT: &str = "{\n  \"name\": \"ü\", \"plugins\": [\n    {\"type\": \"a\"},\n    {\"type\": \"b\", \
-        \"MTU\": 7, \"ipam\": {\"type\": \"c\"}}\n  ]\n}\n";
+    const TEXT: &str = "{\n  \"name\": \"ü\", \"plugins\": [\n    {\"type\": \"a\"},\n    \
+                        {\"type\": \"b\", \"MTU\": 7, \"ipam\": {\"type\": \"c\"}}\n  ]\n}\n";
 
     fn position(place: &str) -> Option<(usize, usize)> {
         JsonValuePath::parse(place).position_in(TEXT).map(|at| (at.line, at.column))

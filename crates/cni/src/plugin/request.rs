@@ -37,7 +37,8 @@ impl DecodedRequest {
         let Some(verb) = verb else { return Err(unknown()) };
         if config.json.get_present_member("plugins").is_some() {
             warn(
-                "the configuration is a list (\"plugins\"), but a plugin gets one entry; cnitool runs a list",
+                "the configuration is a list (\"plugins\"), but a plugin gets one entry; cnitool \
+                 runs a list",
             );
         }
         match config.read_version() {

@@ -80,7 +80,8 @@ impl NetworkList {
         }
         if list.plugins.is_empty() {
             return Err(Error::config("no plugin configs found").with_details(
-                "a .conflist file has the list \"plugins\"; the file of a single plugin is called .conf",
+                "a .conflist file has the list \"plugins\"; the file of a single plugin is called \
+                 .conf",
             ));
         }
         Ok(list)
@@ -142,9 +143,11 @@ impl NetworkList {
         }
         let dir = dir.display();
         if files.is_empty() {
-            return Err(Error::config(format!("no net configurations found in {dir}")).with_details(
-                "put a *.conflist, *.conf or *.json file there, or choose the directory with --conf-dir or NETCONFPATH",
-            ));
+            return Err(Error::config(format!("no net configurations found in {dir}"))
+                .with_details(
+                    "put a *.conflist, *.conf or *.json file there, or choose the directory with \
+                     --conf-dir or NETCONFPATH",
+                ));
         }
         let order =
             if name.contains('/') { "the network comes first, then the namespace; " } else { "" };

@@ -113,9 +113,11 @@ fn missing_mark_chain_error(
         .ok()?;
     (!table.has_chain(chain)).then(|| {
         let program = program_name(family);
-        Error::config(format!("externalSetMarkChain: no chain \"{chain}\" in {program} table nat")).with_details(
-            "start the program that creates the chain, or remove the key: portmap then marks packets itself",
-        )
+        Error::config(format!("externalSetMarkChain: no chain \"{chain}\" in {program} table nat"))
+            .with_details(
+                "start the program that creates the chain, or remove the key: portmap then marks \
+                 packets itself",
+            )
     })
 }
 
