@@ -1,4 +1,5 @@
-//! The table of applets, one line each, sorted by name. `make lists` writes the lists of the documentation from it.
+//! The table of applets, one line each, sorted by name. `make lists` writes the lists of the
+//! documentation from it.
 
 use crate::dhcp::{Dhcp, daemon};
 use crate::framework::{Applet, AppletKind, AppletTable, PluginService};

@@ -1,4 +1,5 @@
-//! The kernel features that a test needs, and the lane in which a test runs if this kernel lacks them.
+//! The kernel features that a test needs, and the lane in which a test runs if this kernel lacks
+//! them.
 //!
 //! The suite has two lanes: the machine's own kernel, and Debian's kernel under QEMU
 //! (`scripts/vm.sh`). A test that needs a link kind or filter that some kernels lack begins with
@@ -110,8 +111,8 @@ thread_local! {
     static CLOCK: TestClock = TestClock { begin: Instant::now(), thread: std::thread::current() };
 }
 
-/// Lives as long as the thread of a test. Then it appends a line `seconds<tab>test` to the file that
-/// `CNIBOX_TIMES` names.
+/// Lives as long as the thread of a test. Then it appends a line `seconds<tab>test` to the file
+/// that `CNIBOX_TIMES` names.
 struct TestClock {
     begin: Instant,
     thread: Thread,

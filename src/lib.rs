@@ -31,7 +31,8 @@
 //! A plugin is a type that implements [`framework::Plugin`]; start reading at
 //! `plugins/loopback.rs`, the smallest one, then `plugins/ptp.rs`.
 //!
-//! All of it is private: a container runtime or a plugin in Rust uses the crate [`cni`], published as `cnibox-cni`.
+//! All of it is private: a container runtime or a plugin in Rust uses the crate [`cni`], published
+//! as `cnibox-cni`.
 
 // First: its macros are for all modules.
 #[macro_use]

@@ -1,10 +1,11 @@
-//! memcpy(3) and memmove(3) for x86-64, fast for few bytes. The executable exports them in place of musl's, whose
-//! `rep movsq` takes 50 to 100 ns for a few bytes.
+//! memcpy(3) and memmove(3) for x86-64, fast for few bytes. The executable exports them in place of
+//! musl's, whose `rep movsq` takes 50 to 100 ns for a few bytes.
 #![expect(unsafe_code, reason = "they copy between pointers")]
 
 use std::arch::asm;
 
-/// The largest number of bytes that are copied by pairs of loads and stores; more are copied by `rep movsb`.
+/// The largest number of bytes that are copied by pairs of loads and stores; more are copied by
+/// `rep movsb`.
 const FEW: usize = 32;
 
 /// memcpy(3), which copies from the first byte to the last if they are more than [`FEW`].
@@ -37,7 +38,8 @@ pub unsafe fn copy_overlapping(to: *mut u8, from: *const u8, length: usize) -> *
         // SAFETY: the caller's contract; few bytes are all read first.
         return unsafe { copy(to, from, length) };
     }
-    // SAFETY: the caller's contract: from the last byte to the first. The direction flag is clear again.
+    // SAFETY: the caller's contract: from the last byte to the first. The direction flag is clear
+    // again.
     unsafe {
         asm!("std", "rep movsb", "cld", inout("rcx") length => _, inout("rdi") to.add(length - 1) => _,
             inout("rsi") from.add(length - 1) => _, options(nostack));
@@ -61,8 +63,8 @@ unsafe fn copy_few(to: *mut u8, from: *const u8, length: usize) {
     }
 }
 
-/// Copies the first and the last `T`, which share bytes unless `length` is that of two. Both are read before one is
-/// written.
+/// Copies the first and the last `T`, which share bytes unless `length` is that of two. Both are
+/// read before one is written.
 #[inline]
 unsafe fn copy_ends<T: Copy>(to: *mut u8, from: *const u8, length: usize) {
     let last = length - size_of::<T>();

@@ -1,4 +1,5 @@
-//! Parts of musl that the executable replaces, because they are slow: see `docs/decisions/0014-before-main.md`.
+//! Parts of musl that the executable replaces, because they are slow: see
+//! `docs/decisions/0014-before-main.md`.
 #![expect(unsafe_code, reason = "an allocator, and the C library's functions that copy")]
 
 use std::alloc::{GlobalAlloc, Layout};
@@ -8,8 +9,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cnibox::memcpy;
 use dlmalloc::Dlmalloc;
 
-/// musl's own allocator returns memory to the kernel with each call and gets it again with the next. dlmalloc's own
-/// static variable is locked by the C library, which takes longer than this mutex.
+/// musl's own allocator returns memory to the kernel with each call and gets it again with the
+/// next. dlmalloc's own static variable is locked by the C library, which takes longer than this
+/// mutex.
 struct LockedHeap(Mutex<Dlmalloc>);
 
 #[global_allocator]
@@ -21,7 +23,8 @@ impl LockedHeap {
     }
 }
 
-// SAFETY: dlmalloc has the same contract for a size and an alignment, and the mutex lets one thread call it.
+// SAFETY: dlmalloc has the same contract for a size and an alignment, and the mutex lets one thread
+// call it.
 unsafe impl GlobalAlloc for LockedHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's contract.

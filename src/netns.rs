@@ -1,9 +1,10 @@
 //! Network namespaces: opening them, and running code in them.
 //!
-//! Only this file calls setns(2) and unshare(2). [`Netns::run_inside`] moves the calling thread into the namespace and
-//! back, also after a panic. A thread that cannot return may still use the descriptors that it opened on the host, for
-//! the rollback, but opening files, writing parameters and starting programs are refused ([`require_home_netns`]).
-//! Starting a thread instead, as [`Netns::spawn_inside`] does, costs a tenth of an ADD.
+//! Only this file calls setns(2) and unshare(2). [`Netns::run_inside`] moves the calling thread
+//! into the namespace and back, also after a panic. A thread that cannot return may still use the
+//! descriptors that it opened on the host, for the rollback, but opening files, writing parameters
+//! and starting programs are refused ([`require_home_netns`]). Starting a thread instead, as
+//! [`Netns::spawn_inside`] does, costs a tenth of an ADD.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -29,14 +30,15 @@ use cni::files::open_file;
 /// The namespace of the calling thread; `/proc/self/ns/net` is the main thread's.
 const CURRENT: &str = "/proc/thread-self/ns/net";
 
-/// Stack size in bytes: enough for a dozen netlink requests; the default of 2 MiB would use more memory.
+/// Stack size in bytes: enough for a dozen netlink requests; the default of 2 MiB would use more
+/// memory.
 const STACK_SIZE: usize = 256 * 1024;
 
 /// The identity of a namespace, by a path to it.
 ///
-/// The kernel reuses the inode number of a deleted namespace. The ctime of the inode distinguishes the two namespaces
-/// if a mount or a descriptor pins the inode: for a namespace that only processes hold, the kernel may create a new
-/// inode at every lookup.
+/// The kernel reuses the inode number of a deleted namespace. The ctime of the inode distinguishes
+/// the two namespaces if a mount or a descriptor pins the inode: for a namespace that only
+/// processes hold, the kernel may create a new inode at every lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NetnsIdentity {
     /// The device of the file system of namespaces.
@@ -54,8 +56,8 @@ impl NetnsIdentity {
         if statfs(path).ok()?.filesystem_type() != NSFS_MAGIC {
             return None;
         }
-        // A mount is the namespace itself. A link such as /proc/<pid>/ns/net pins nothing, except for a link to an open
-        // descriptor.
+        // A mount is the namespace itself. A link such as /proc/<pid>/ns/net pins nothing, except
+        // for a link to an open descriptor.
         let linked = own.is_symlink();
         let pinned = !linked || path.parent().is_some_and(|dir| dir.ends_with("fd"));
         let meta = if linked { fs::metadata(path).ok()? } else { own };
@@ -74,9 +76,9 @@ struct NetnsCookie;
 
 nix::getsockopt_impl!(NetnsCookie, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, u64, GetStruct<u64>);
 
-/// The cookie of the calling thread's namespace. Within a boot no two namespaces have the same cookie, even if the
-/// kernel reuses an inode number. `None` before Linux 5.14. An error, such as too many open files, says nothing about
-/// the cookie.
+/// The cookie of the calling thread's namespace. Within a boot no two namespaces have the same
+/// cookie, even if the kernel reuses an inode number. `None` before Linux 5.14. An error, such as
+/// too many open files, says nothing about the cookie.
 pub fn current_cookie() -> Result<Option<u64>, NetnsError> {
     let (flags, kind) = (SockFlag::SOCK_CLOEXEC, SockType::Datagram);
     let socket = socket(AddressFamily::Inet, kind, flags, None)
@@ -84,8 +86,9 @@ pub fn current_cookie() -> Result<Option<u64>, NetnsError> {
     Ok(getsockopt(&socket, NetnsCookie).ok())
 }
 
-/// The identity, within this boot, of the calling thread's network namespace: its [`current_cookie`], or its inode
-/// number before Linux 5.14. Inode numbers of namespaces begin at 0xf0000000, above all cookies.
+/// The identity, within this boot, of the calling thread's network namespace: its
+/// [`current_cookie`], or its inode number before Linux 5.14. Inode numbers of namespaces begin at
+/// 0xf0000000, above all cookies.
 pub fn current_id() -> Option<u64> {
     current_cookie().ok().flatten().or_else(current_inode)
 }
@@ -95,7 +98,8 @@ pub fn id_by_socket(socket: &impl AsFd) -> Option<u64> {
     cookie_by_socket(socket).or_else(current_inode)
 }
 
-/// The [cookie](current_cookie) of the namespace in which a socket was opened; `None` if it is unknown.
+/// The [cookie](current_cookie) of the namespace in which a socket was opened; `None` if it is
+/// unknown.
 pub fn cookie_by_socket(socket: &impl AsFd) -> Option<u64> {
     getsockopt(socket, NetnsCookie).ok()
 }
@@ -108,8 +112,8 @@ pub fn current_inode() -> Option<u64> {
 /// Why a namespace could not be opened or entered.
 #[derive(Debug)]
 pub enum NetnsError {
-    /// Something else is at the path, for example the plain file that remains of a bind mount after a reboot. Has the
-    /// magic number of the file system.
+    /// Something else is at the path, for example the plain file that remains of a bind mount after
+    /// a reboot. Has the magic number of the file system.
     NotNamespace(PathBuf, FsType),
     /// The system call of this name failed on the path.
     Io(&'static str, PathBuf, io::Error),
@@ -118,8 +122,9 @@ pub enum NetnsError {
 }
 
 impl NetnsError {
-    /// Whether the namespace no longer exists, which is success for a DEL. A path that is longer than the kernel
-    /// accepts, that leads through a file, or through a loop of links, can never exist.
+    /// Whether the namespace no longer exists, which is success for a DEL. A path that is longer
+    /// than the kernel accepts, that leads through a file, or through a loop of links, can
+    /// never exist.
     pub fn is_gone(&self) -> bool {
         match self {
             NetnsError::NotNamespace(..) => true,
@@ -220,8 +225,8 @@ impl Netns {
         Ok(Netns { file: Arc::new(file), path: CURRENT.into() })
     }
 
-    /// Creates a namespace that only this value keeps alive. Other processes can open its [`path`](Netns::path) while
-    /// this process runs.
+    /// Creates a namespace that only this value keeps alive. Other processes can open its
+    /// [`path`](Netns::path) while this process runs.
     pub fn create_unnamed() -> Result<Netns, NetnsError> {
         let file = on_scratch_thread(|| {
             unshare(CloneFlags::CLONE_NEWNET).map_err(|e| syscall_error("unshare", CURRENT, e))?;
@@ -242,8 +247,8 @@ impl Netns {
         Ok(self.device_and_inode()? == other.device_and_inode()?)
     }
 
-    /// Runs `f` in this namespace. A panic of `f` continues in the caller. `f` must not start threads that outlive `f`:
-    /// they would stay in the namespace.
+    /// Runs `f` in this namespace. A panic of `f` continues in the caller. `f` must not start
+    /// threads that outlive `f`: they would stay in the namespace.
     pub fn run_inside<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
         require_home_netns()?;
         let there = || {
@@ -288,8 +293,8 @@ impl Netns {
 struct NetnsReturn(Arc<File>);
 
 impl NetnsReturn {
-    /// Remembers the calling thread's present namespace; `None` if the thread may not enter it again, as in a process
-    /// with a user namespace of its own.
+    /// Remembers the calling thread's present namespace; `None` if the thread may not enter it
+    /// again, as in a process with a user namespace of its own.
     fn for_current_thread() -> Option<NetnsReturn> {
         let home = Netns::open_current().ok()?.file;
         setns(&home, CloneFlags::CLONE_NEWNET).is_ok().then(|| NetnsReturn(home))
@@ -309,8 +314,8 @@ thread_local! {
     static STRANDED: RefCell<Option<Arc<File>>> = const { RefCell::new(None) };
 }
 
-/// Fails in a thread that could not return from a container's namespace, where it would use the container's files and
-/// parameters. Tries once more to return.
+/// Fails in a thread that could not return from a container's namespace, where it would use the
+/// container's files and parameters. Tries once more to return.
 pub fn require_home_netns() -> Result<(), NetnsError> {
     STRANDED.with_borrow_mut(|stranded| {
         let Some(home) = stranded else { return Ok(()) };
@@ -326,8 +331,9 @@ impl AsFd for Netns {
     }
 }
 
-/// Whether this is known to be a namespace of another kind, such as a mount namespace: below `/proc` it is a
-/// link to `mnt:[4026531841]`. The name of a bind mount elsewhere is its mount point; setns(2) then fails.
+/// Whether this is known to be a namespace of another kind, such as a mount namespace: below
+/// `/proc` it is a link to `mnt:[4026531841]`. The name of a bind mount elsewhere is its mount
+/// point; setns(2) then fails.
 fn is_of_another_kind(path: &Path, file: &File) -> bool {
     if !path.starts_with("/proc") {
         return false;
@@ -338,8 +344,8 @@ fn is_of_another_kind(path: &Path, file: &File) -> bool {
     kind.is_some_and(|kind| !kind.starts_with('/') && kind != "net")
 }
 
-/// Refuses files that are on neither nsfs nor proc, before opening them: opening a pipe or a device could block or have
-/// effects.
+/// Refuses files that are on neither nsfs nor proc, before opening them: opening a pipe or a device
+/// could block or have effects.
 fn check_magic(path: &Path) -> Result<FsType, NetnsError> {
     let stat = statfs(path).map_err(|errno| syscall_error("failed to Statfs", path, errno))?;
     let magic = stat.filesystem_type();
@@ -353,8 +359,8 @@ fn syscall_error(call: &'static str, path: impl Into<PathBuf>, errno: Errno) -> 
     NetnsError::Io(call, path.into(), errno.into())
 }
 
-/// Runs `f` on a new thread, which starts in the namespaces of the calling thread; changes of `f` to the thread end
-/// with the thread. A panic of `f` continues in the caller.
+/// Runs `f` on a new thread, which starts in the namespaces of the calling thread; changes of `f`
+/// to the thread end with the thread. A panic of `f` continues in the caller.
 pub fn on_scratch_thread<T: Send>(f: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
     thread::scope(|scope| {
         let thread = thread::Builder::new()

@@ -46,8 +46,8 @@ impl RepairFindings {
         self.missing.is_empty() && self.left.is_empty() && self.failed.is_empty()
     }
 
-    /// Records that `what` is missing and restores it. Records a failure instead of returning it, so that the next
-    /// steps are run in any case.
+    /// Records that `what` is missing and restores it. Records a failure instead of returning it,
+    /// so that the next steps are run in any case.
     pub fn restore_missing(
         &mut self,
         what: impl Into<String>,

@@ -1,9 +1,10 @@
-//! Leaves out possible secrets in documents and texts that are stored or leave the node (flight recorder, `cnibox
-//! sysdump`).
+//! Leaves out possible secrets in documents and texts that are stored or leave the node (flight
+//! recorder, `cnibox sysdump`).
 //!
-//! Of a document only the values of known keys are shown, those of the specification and of our plugins: the name of
-//! another program's key proves nothing about its value. A value is not shown either if its key sounds secret.
-//! Texts can only be searched for the names and forms of secrets: [`redact_text`].
+//! Of a document only the values of known keys are shown, those of the specification and of our
+//! plugins: the name of another program's key proves nothing about its value. A value is not shown
+//! either if its key sounds secret. Texts can only be searched for the names and forms of secrets:
+//! [`redact_text`].
 
 use cni::json::Json;
 use cni::json::keys::DecodedKeys;
@@ -51,7 +52,8 @@ const ARGS: [&str; 8] = [
 /// Known keys whose objects may have any keys.
 const MAPS: [&str; 1] = ["sysctl"];
 
-/// The shortest secret that is searched for in other texts, in bytes: a shorter one is part of too many words.
+/// The shortest secret that is searched for in other texts, in bytes: a shorter one is part of too
+/// many words.
 const SHORTEST: usize = 4;
 
 /// The keys whose values may be shown.
@@ -59,7 +61,8 @@ const SHORTEST: usize = 4;
 pub struct VisibleKeys(DecodedKeys);
 
 impl VisibleKeys {
-    /// The keys of the specification, and those of plugins, for networks, lists of plugins and delegates.
+    /// The keys of the specification, and those of plugins, for networks, lists of plugins and
+    /// delegates.
     pub fn new(plugins: impl Iterator<Item = DecodedKeys>) -> VisibleKeys {
         let plugin = plugins.fold(plugin_keys(), DecodedKeys::union_with);
         let plugin = plugin.clone().with_member("delegate", plugin);
@@ -206,7 +209,8 @@ fn collect_values(json: &Json, is_of_secret: bool, found: &mut Vec<String>) {
     }
 }
 
-/// As [`redact_text`], also without these [`find_values`] of the configuration that the text is about.
+/// As [`redact_text`], also without these [`find_values`] of the configuration that the text is
+/// about.
 pub fn redact_values(text: &str, values: &[String]) -> String {
     let text = values.iter().fold(text.to_owned(), |text, value| text.replace(value, LEFT_OUT));
     redact_text(&text)
@@ -237,7 +241,8 @@ fn is_secret_name(key: &str) -> bool {
         || PARTS.iter().any(|part| plain.contains(part))
 }
 
-/// The text with URLs without user, password and query, and up to the first PEM or value of a name that sounds secret.
+/// The text with URLs without user, password and query, and up to the first PEM or value of a name
+/// that sounds secret.
 pub fn redact_text(text: &str) -> String {
     let words = text.split_inclusive(is_word_end);
     let mut text: String = words.map(redact_word).collect();
@@ -255,7 +260,8 @@ fn is_word_end(c: char) -> bool {
     c.is_whitespace() || "\"'`<>".contains(c)
 }
 
-/// The position after the first `name=` or `name:` whose name sounds secret; the name may be in quotes.
+/// The position after the first `name=` or `name:` whose name sounds secret; the name may be in
+/// quotes.
 fn find_secret_value(text: &str) -> Option<usize> {
     let is_of_name = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     text.match_indices([':', '=']).find_map(|(at, _)| {
@@ -265,7 +271,8 @@ fn find_secret_value(text: &str) -> Option<usize> {
     })
 }
 
-/// The position after the first `Bearer `, or option of a command line that sounds secret: `--password x`.
+/// The position after the first `Bearer `, or option of a command line that sounds secret:
+/// `--password x`.
 fn find_secret_option(text: &str) -> Option<usize> {
     let mut at = 0;
     text.split_inclusive(char::is_whitespace).find_map(|word| {
@@ -276,8 +283,9 @@ fn find_secret_option(text: &str) -> Option<usize> {
     })
 }
 
-/// A word without the user, password and query of its URLs (RFC 3986, section 3.2.1), up to the last `@` before the
-/// next URL, as a password may have any character; and without `user:password@` of a data source's name.
+/// A word without the user, password and query of its URLs (RFC 3986, section 3.2.1), up to the
+/// last `@` before the next URL, as a password may have any character; and without `user:password@`
+/// of a data source's name.
 fn redact_word(word: &str) -> String {
     let after_at = |text: &str| match text.rfind('@') {
         Some(at) => format!("{LEFT_OUT}{}", &text[at..]),

@@ -1,12 +1,13 @@
-//! From the C library's `main` to the applet, without the slow part of the standard library's initialisation.
+//! From the C library's `main` to the applet, without the slow part of the standard library's
+//! initialisation.
 //!
-//! A plugin runs for about a millisecond. The standard library uses 50 µs of it, and 100 kB of memory, to find the end
-//! of the stack in `/proc/self/maps`, for the message of a stack overflow. An overflow ends the process also without
-//! that message.
+//! A plugin runs for about a millisecond. The standard library uses 50 µs of it, and 100 kB of
+//! memory, to find the end of the stack in `/proc/self/maps`, for the message of a stack overflow.
+//! An overflow ends the process also without that message.
 //!
-//! Two steps of that initialisation are needed: a closed standard descriptor must not become the descriptor of the
-//! first file that is opened, and a signal about a failed write (`SIGPIPE`, `SIGXFSZ`) must not end the process before
-//! the rollback of an ADD.
+//! Two steps of that initialisation are needed: a closed standard descriptor must not become the
+//! descriptor of the first file that is opened, and a signal about a failed write (`SIGPIPE`,
+//! `SIGXFSZ`) must not end the process before the rollback of an ADD.
 
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -29,8 +30,9 @@ use cni::SpecVersion;
 use cni::error::{Error, errno_text};
 use cni::plugin::process::print_error;
 
-/// Opens `/dev/null` in place of a closed stdin, stdout or stderr; for stdout without write access, because a result
-/// that cannot be delivered is an error. After an error none of the descriptors may be used.
+/// Opens `/dev/null` in place of a closed stdin, stdout or stderr; for stdout without write access,
+/// because a result that cannot be delivered is an error. After an error none of the descriptors
+/// may be used.
 pub fn open_standard_files() -> nix::Result<()> {
     let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
     let files = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
@@ -46,8 +48,8 @@ pub fn open_standard_files() -> nix::Result<()> {
     Ok(())
 }
 
-/// Runs the applet of the executable's own name, or of its first argument. `arguments` begin with the name;
-/// `is_secure` is the kernel's `AT_SECURE`, getauxval(3).
+/// Runs the applet of the executable's own name, or of its first argument. `arguments` begin with
+/// the name; `is_secure` is the kernel's `AT_SECURE`, getauxval(3).
 pub fn run_applet(arguments: Vec<OsString>, is_secure: bool) -> ExitCode {
     stderr::start_log();
     if is_secure && has_file_privileges() {
@@ -81,9 +83,10 @@ pub fn run_applet(arguments: Vec<OsString>, is_secure: bool) -> ExitCode {
 const ELEVATED: &str = "set-user-id, set-group-id or with file capabilities: refused, because \
                         arguments and environment are those of a user without these powers";
 
-/// Whether the executable's file gives this process privileges that its caller does not have. `AT_SECURE` alone is no
-/// proof: the kernel sets it also if the caller's real and effective ids differ, as in a runtime with set-user-ID, and
-/// for a change of the SELinux domain, for instance when systemd starts the daemon.
+/// Whether the executable's file gives this process privileges that its caller does not have.
+/// `AT_SECURE` alone is no proof: the kernel sets it also if the caller's real and effective ids
+/// differ, as in a runtime with set-user-ID, and for a change of the SELinux domain, for instance
+/// when systemd starts the daemon.
 fn has_file_privileges() -> bool {
     const OWN: &str = "/proc/self/exe";
     let (user, group) = (getuid(), getgid());
@@ -101,7 +104,8 @@ fn has_file_privileges() -> bool {
     bits || given
 }
 
-/// Makes the effective ids the real ones, for the programs that this process starts: iptables refuses to run otherwise.
+/// Makes the effective ids the real ones, for the programs that this process starts: iptables
+/// refuses to run otherwise.
 fn adopt_effective_ids() {
     let (user, group) = (geteuid(), getegid());
     let taken = setresgid(group, group, group).and_then(|()| setresuid(user, user, user));
@@ -110,7 +114,8 @@ fn adopt_effective_ids() {
     }
 }
 
-/// The number of an [`ExitCode`], to return from `main`; the standard library has no such conversion.
+/// The number of an [`ExitCode`], to return from `main`; the standard library has no such
+/// conversion.
 pub fn exit_code_number(code: ExitCode) -> i32 {
     let number = (0..=u8::MAX).find(|number| ExitCode::from(*number) == code);
     i32::from(number.unwrap_or(u8::MAX))

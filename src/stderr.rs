@@ -85,8 +85,9 @@ pub fn write_line(text: impl fmt::Display) {
     drop(writeln!(std::io::stderr().lock(), "{}", escape_control_chars(&text.to_string())));
 }
 
-/// The text for a terminal, with control characters as JSON escapes: configurations, arguments and errors of other
-/// programs may contain sequences that change the terminal's state or hide text. JSON keeps its meaning.
+/// The text for a terminal, with control characters as JSON escapes: configurations, arguments and
+/// errors of other programs may contain sequences that change the terminal's state or hide text.
+/// JSON keeps its meaning.
 pub fn escape_control_chars(text: &str) -> String {
     let is_control = |c: char| c.is_control() && c != '\n' && c != '\t';
     // Embeddings, overrides and isolates of text direction (Unicode, UAX #9).

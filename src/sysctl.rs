@@ -1,7 +1,7 @@
 //! Kernel parameters below `/proc/sys`, which only this file names.
 //!
-//! Keys have slashes, `net/ipv4/conf/eth0.100/arp_notify`, because the names of interfaces contain dots. Keys below
-//! `net/` are those of the network namespace of the *calling thread*, see
+//! Keys have slashes, `net/ipv4/conf/eth0.100/arp_notify`, because the names of interfaces contain
+//! dots. Keys below `net/` are those of the network namespace of the *calling thread*, see
 //! [`Netns::run`](crate::netns::Netns::run_inside).
 
 use std::fs::{self, File};
@@ -73,9 +73,9 @@ fn access_error(attempt: &str, key: &str, cause: &io::Error) -> Error {
     }
 }
 
-/// Sets `key` to `value` unless `key` has that value; returns whether it was written. An equal value is not written,
-/// because `/proc/sys` may be mounted read-only and because writing some keys (`forwarding`) has effects even when
-/// nothing changes.
+/// Sets `key` to `value` unless `key` has that value; returns whether it was written. An equal
+/// value is not written, because `/proc/sys` may be mounted read-only and because writing some keys
+/// (`forwarding`) has effects even when nothing changes.
 pub fn ensure_value(key: &str, value: &str) -> Result<bool> {
     if read_value(key)? == value {
         return Ok(false);
@@ -83,8 +83,9 @@ pub fn ensure_value(key: &str, value: &str) -> Result<bool> {
     write_value(key, value).map(|()| true)
 }
 
-/// The id of this boot (`random(4)`). A container manager may bind-mount a file over it that changes with every start
-/// of the container: such an id, which is not the kernel's, begins with [`REPLACED`].
+/// The id of this boot (`random(4)`). A container manager may bind-mount a file over it that
+/// changes with every start of the container: such an id, which is not the kernel's, begins with
+/// [`REPLACED`].
 pub fn boot_id() -> Result<String> {
     const KEY: &str = "kernel/random/boot_id";
     let read = || {
@@ -99,7 +100,8 @@ pub fn boot_id() -> Result<String> {
 /// The first character of a [boot id](boot_id) that is not the kernel's.
 pub const REPLACED: char = '~';
 
-/// Whether two [boot ids](boot_id) are of one boot: a file over the kernel's may have the kernel's id.
+/// Whether two [boot ids](boot_id) are of one boot: a file over the kernel's may have the kernel's
+/// id.
 pub fn is_same_boot(one: &str, other: &str) -> bool {
     let id = one.trim_start_matches(REPLACED);
     !id.is_empty() && id == other.trim_start_matches(REPLACED)
@@ -117,7 +119,8 @@ fn read_file(mut file: File) -> io::Result<String> {
     String::from_utf8(text).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// The file of `key`. A segment `..` or an absolute key would leave `/proc/sys`: requests contain names of interfaces.
+/// The file of `key`. A segment `..` or an absolute key would leave `/proc/sys`: requests contain
+/// names of interfaces.
 fn parameter_path(key: &str) -> io::Result<PathBuf> {
     if key.split('/').all(|segment| !matches!(segment, "" | "." | "..")) {
         netns::require_home_netns().map_err(io::Error::other)?;

@@ -1,8 +1,9 @@
 //! The flight recorder: the steps of a call as spans of OpenTelemetry.
 //!
-//! Without a recording, a [span](begin_span) costs one read of a thread-local variable. Otherwise spans are kept in
-//! memory until [`finish_recording`] encodes the call as a line of OTLP JSON; the caller of [`start_recording`] and
-//! [`finish_recording`] writes the line. Only the thread that started a recording records.
+//! Without a recording, a [span](begin_span) costs one read of a thread-local variable. Otherwise
+//! spans are kept in memory until [`finish_recording`] encodes the call as a line of OTLP JSON; the
+//! caller of [`start_recording`] and [`finish_recording`] writes the line. Only the thread that
+//! started a recording records.
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -11,7 +12,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-/// The variable with the caller's span (W3C Trace Context, section 3.2, as an environment variable).
+/// The variable with the caller's span (W3C Trace Context, section 3.2, as an environment
+/// variable).
 pub const TRACEPARENT: &str = "TRACEPARENT";
 
 /// Limit of the spans of a call.
@@ -130,14 +132,15 @@ impl TraceRecording {
         self.first.wrapping_add(span as u64 * 2)
     }
 
-    /// Nanoseconds since 1970. The clock is monotonic: it is set at the start of the recording only.
+    /// Nanoseconds since 1970. The clock is monotonic: it is set at the start of the recording
+    /// only.
     fn unix_nanos(&self) -> u64 {
         u64::try_from((self.start_time + self.start.elapsed()).as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
-/// The encoding as OTLP JSON: an `ExportTraceServiceRequest` (opentelemetry-proto, `trace/v1`), with 64-bit numbers as
-/// decimal strings and identifiers as hexadecimal strings.
+/// The encoding as OTLP JSON: an `ExportTraceServiceRequest` (opentelemetry-proto, `trace/v1`),
+/// with 64-bit numbers as decimal strings and identifiers as hexadecimal strings.
 impl TraceRecording {
     fn to_json(&self) -> Value {
         let version = env!("CARGO_PKG_VERSION");
@@ -259,7 +262,8 @@ pub fn traceparent_value() -> Option<String> {
     })
 }
 
-/// Ends the recording. Returns the call as a line of OTLP JSON, with a newline; `clean` leaves out secrets of errors.
+/// Ends the recording. Returns the call as a line of OTLP JSON, with a newline; `clean` leaves out
+/// secrets of errors.
 pub fn finish_recording(clean: &dyn Fn(&str) -> String) -> Option<String> {
     let mut recording = RECORDING.take()?;
     recording.close_span(0);

@@ -126,7 +126,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// The modules of the library in `crates/cni` that each of its modules may import besides itself and `error`.
+/// The modules of the library in `crates/cni` that each of its modules may import besides itself
+/// and `error`.
 const LIBRARY_LAYERS: &[(&str, &[&str])] = &[
     ("error", &[]),
     ("sort", &[]),
@@ -179,8 +180,9 @@ const PLACES: &[(&str, &[&str])] = &[
     ("fork()", &["netlink/detached_delete.rs"]),
     ("io_uring", &["netlink/deferred_close.rs", "dhcp/daemon/confine.rs"]),
     ("thread::sleep", &["netfilter/watch.rs", "tool/snapshot.rs"]),
-    // Files are read by `cni::files`, which is bounded and opens nothing but regular files. Excepted are the kernel's
-    // files where `files` is out of reach, and descriptors of namespaces, directories and devices.
+    // Files are read by `cni::files`, which is bounded and opens nothing but regular files.
+    // Excepted are the kernel's files where `files` is out of reach, and descriptors of
+    // namespaces, directories and devices.
     ("fs::read(", &["cmd/mod.rs", "files/lock.rs", "netns/"]),
     ("fs::read_to_string(", &["files/lock.rs", "netns/"]),
     ("fs::copy(", &["tool/install/files.rs"]),
@@ -277,8 +279,9 @@ impl Source {
 }
 
 impl Source {
-    /// The top-level constants and functions of this file, each with the words of its definition. In rustfmt's layout,
-    /// an item ends on its first line, or with the next line that starts with a closing bracket.
+    /// The top-level constants and functions of this file, each with the words of its definition.
+    /// In rustfmt's layout, an item ends on its first line, or with the next line that starts
+    /// with a closing bracket.
     fn items(&self) -> BTreeMap<String, BTreeSet<String>> {
         let mut items = BTreeMap::new();
         let mut lines = self.code();
@@ -303,8 +306,8 @@ impl Source {
         items
     }
 
-    /// The child modules that the definition of an item of this file names, by itself or through other items of the
-    /// file.
+    /// The child modules that the definition of an item of this file names, by itself or through
+    /// other items of the file.
     fn named_by(
         &self,
         item: &str,

@@ -27,7 +27,8 @@ fn page(name: &str) -> String {
     })
 }
 
-/// The lists of the documentation are those of the table in `src/applets.rs`; `make lists` writes them.
+/// The lists of the documentation are those of the table in `src/applets.rs`; `make lists` writes
+/// them.
 #[test]
 fn the_lists_of_applets_are_those_of_the_table() {
     let row =

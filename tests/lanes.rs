@@ -20,8 +20,8 @@ fn program(path: &Path, script: &str) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// A run in which cargo prints `output` and exits with `status`, and in which each line of `alone` is
-/// the script of an executable that is run alone: whether it succeeds, and its last line.
+/// A run in which cargo prints `output` and exits with `status`, and in which each line of `alone`
+/// is the script of an executable that is run alone: whether it succeeds, and its last line.
 fn run(output: &str, status: u8, alone: &str, soak: bool) -> (bool, String) {
     let directory = TempDir::new().unwrap();
     let at = |name: &str| directory.path().join(name);

@@ -1,5 +1,5 @@
-//! scripts/prepare.sh on machines with missing programs: its messages, the packages it installs, and
-//! when it stops. A machine is a directory of programs that is the whole PATH.
+//! scripts/prepare.sh on machines with missing programs: its messages, the packages it installs,
+//! and when it stops. A machine is a directory of programs that is the whole PATH.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::fs;

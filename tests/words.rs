@@ -1,5 +1,6 @@
-//! The words of messages: no names of this program's types, no words of its decoder, no bare error numbers; and the
-//! inventory of its advice: each one is followed by `tests/it/advice.rs`, or `words.txt` says why not.
+//! The words of messages: no names of this program's types, no words of its decoder, no bare error
+//! numbers; and the inventory of its advice: each one is followed by `tests/it/advice.rs`, or
+//! `words.txt` says why not.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::collections::BTreeSet;
@@ -146,8 +147,8 @@ fn extent(code: &str, open: usize) -> std::ops::Range<usize> {
     open..code.len()
 }
 
-/// The pieces of advice in a source text: what becomes the details of an error, or the remedy of a finding;
-/// and warnings with an instruction.
+/// The pieces of advice in a source text: what becomes the details of an error, or the remedy of a
+/// finding; and warnings with an instruction.
 fn advice(source: &str) -> Vec<String> {
     static INSTRUCTIONS: LazyLock<Regex> = LazyLock::new(|| Regex::new(INSTRUCTION).unwrap());
     let (found, code) = literals(source);

@@ -39,8 +39,8 @@ fn targets() -> Vec<String> {
     rules.filter_map(|line| Some(line.split_once(':')?.0.to_owned())).collect()
 }
 
-/// The defect of a command, if any: a command is the script of continuous integration, or `make`, existing targets, and
-/// then variables.
+/// The defect of a command, if any: a command is the script of continuous integration, or `make`,
+/// existing targets, and then variables.
 fn wrong_command(command: &str, targets: &[String]) -> Option<String> {
     if command == ".ci/run" {
         return None;

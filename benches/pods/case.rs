@@ -184,7 +184,8 @@ impl Case {
     }
 }
 
-/// A directory for the state of a plugin, which believes only what is below `/run/cni` or `/var/lib/cni`.
+/// A directory for the state of a plugin, which believes only what is below `/run/cni` or
+/// `/var/lib/cni`.
 fn below_run(data: &Path) -> PathBuf {
     Path::new("/run/cni").join(data.file_name().unwrap_or_default())
 }

@@ -13,8 +13,9 @@ use crate::kernel;
 use crate::options::Options;
 use crate::world::{Pod, World, output};
 
-/// The pause before a call, in which the kernel ends what the call before has left to it, such as the release of
-/// deleted rules: else the wait for that is part of the next call, which is the other side's.
+/// The pause before a call, in which the kernel ends what the call before has left to it, such as
+/// the release of deleted rules: else the wait for that is part of the next call, which is the
+/// other side's.
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// Samples in milliseconds, per world.
@@ -73,8 +74,8 @@ pub(crate) fn rounds(worlds: &[World], case: &Case, rounds: usize) -> Result<Tim
     Ok(times)
 }
 
-/// Gives the network of one pod after the other to a virtual machine: by the chained plugin; by the kernel's part of
-/// that alone; and by that with the start of `empty`.
+/// Gives the network of one pod after the other to a virtual machine: by the chained plugin; by the
+/// kernel's part of that alone; and by that with the start of `empty`.
 pub(crate) fn redirected_taps(
     world: &World,
     case: &Case,

@@ -70,8 +70,8 @@ fn add(host: &Netlink, name: &str, bridge: u32, pod: (&Netns, &Netlink)) -> Resu
     Ok(port.index)
 }
 
-/// Creates a tap device that exchanges all packets with the pod's interface. The requests are those of an ADD of
-/// tc-redirect-tap, sent by a process that is already running.
+/// Creates a tap device that exchanges all packets with the pod's interface. The requests are those
+/// of an ADD of tc-redirect-tap, sent by a process that is already running.
 pub(crate) fn redirected_tap(pod: &Netns) -> Result<Duration> {
     let inside = Netlink::open_in(pod)?;
     let eth0 = inside.require_link("eth0")?;
@@ -88,8 +88,8 @@ pub(crate) fn redirected_tap(pod: &Netns) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// An executable that only exits: to start it is the least that the kernel does for a call of a plugin. `None` but on
-/// x86-64.
+/// An executable that only exits: to start it is the least that the kernel does for a call of a
+/// plugin. `None` but on x86-64.
 pub(crate) fn empty_program(dir: &Path) -> Result<Option<PathBuf>> {
     const BASE: u64 = 0x40_0000;
     const HEADERS: u64 = 64 + 56;

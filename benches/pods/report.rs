@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use crate::Result;
 use crate::options::Options;
 
-/// Writes the rows of the table and their context. `directories` are the directories of cnibox and the
-/// peer.
+/// Writes the rows of the table and their context. `directories` are the directories of cnibox and
+/// the peer.
 pub(crate) fn write(
     file: &Path,
     options: &Options,

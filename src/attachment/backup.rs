@@ -1,5 +1,5 @@
-//! Backups of the settings of an interface before a plugin changed them: one file for each attachment, in the
-//! directories of the reference plugins.
+//! Backups of the settings of an interface before a plugin changed them: one file for each
+//! attachment, in the directories of the reference plugins.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -12,7 +12,8 @@ use crate::files::dir;
 use cni::files::atomic::{AtomicWriter, Durability, PREFIX};
 use cni::files::{self, FileOperationContext, FileResult, remove_file};
 
-/// The backup of one attachment. The runtime serialises the calls of an attachment, so there is no lock.
+/// The backup of one attachment. The runtime serialises the calls of an attachment, so there is no
+/// lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackupFile {
     dir: PathBuf,
@@ -26,7 +27,8 @@ const ENDING: &str = ".json";
 const MAX_BYTES: usize = 16 << 20;
 
 impl BackupFile {
-    /// The backup of an attachment in the directory `dir`. Container and interface cannot contain `/`.
+    /// The backup of an attachment in the directory `dir`. Container and interface cannot contain
+    /// `/`.
     pub fn new(dir: &Path, owner: &AttachmentId<'_>) -> BackupFile {
         let path = dir.join(format!("{}_{}{ENDING}", owner.id, owner.ifname));
         BackupFile { dir: dir.to_owned(), path, temporary: temporary_path(dir, owner) }
@@ -52,8 +54,8 @@ impl BackupFile {
     }
 }
 
-/// The backups in `dir`, with their contents; none if the directory does not exist. A file that cannot be read is
-/// skipped with a warning: the backups of other attachments must still be found.
+/// The backups in `dir`, with their contents; none if the directory does not exist. A file that
+/// cannot be read is skipped with a warning: the backups of other attachments must still be found.
 pub fn read_backups(dir: &Path) -> FileResult<Vec<(PathBuf, Vec<u8>)>> {
     let mut found = Vec::new();
     if !dir::require_own_directory(dir)? {
@@ -78,7 +80,8 @@ pub fn read_backup(path: &Path) -> FileResult<Option<Vec<u8>>> {
     }
 }
 
-/// Fails unless files can be listed and written in `dir`, or `dir` could be created; changes nothing.
+/// Fails unless files can be listed and written in `dir`, or `dir` could be created; changes
+/// nothing.
 pub fn require_writable(dir: &Path) -> FileResult<()> {
     let existing = dir.ancestors().find(|dir| dir.symlink_metadata().is_ok()).unwrap_or(dir);
     access(existing, AccessFlags::W_OK | AccessFlags::X_OK).during("access", existing)?;
@@ -90,8 +93,8 @@ pub fn temporary_path(dir: &Path, owner: &AttachmentId<'_>) -> PathBuf {
     dir.join(format!("{PREFIX}{}", owner.instance_id()))
 }
 
-/// Removes from `dir` the [temporary files](temporary_path) that killed processes left for attachments of `network`,
-/// except for the attachments `valid`.
+/// Removes from `dir` the [temporary files](temporary_path) that killed processes left for
+/// attachments of `network`, except for the attachments `valid`.
 pub fn remove_temporaries(dir: &Path, network: &str, valid: &[AttachmentId<'_>]) {
     let ours = format!("{PREFIX}{}-", network_hash(network));
     let valid: Vec<PathBuf> = valid.iter().map(|owner| temporary_path(dir, owner)).collect();
@@ -153,7 +156,8 @@ mod tests {
         file.remove_files().unwrap();
         file.remove_files().unwrap();
         assert!(read_backups(&dir).unwrap().is_empty() && !file.temporary.exists());
-        // A directory that others can write to is refused, and so is a file in place of the directory.
+        // A directory that others can write to is refused, and so is a file in place of the
+        // directory.
         file.write_content(b"three").unwrap();
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
         for file in [file.clone(), BackupFile::new(&file.path, &OWNER)] {

@@ -1,4 +1,5 @@
-//! The boot in which an attachment was created: all kernel objects of an attachment on the host end with the boot.
+//! The boot in which an attachment was created: all kernel objects of an attachment on the host end
+//! with the boot.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -31,13 +32,15 @@ pub enum BootRelation {
     Now,
     /// On this machine, in an earlier boot.
     Earlier,
-    /// In another boot that is not certainly an earlier one of this machine: several machines may share the files.
+    /// In another boot that is not certainly an earlier one of this machine: several machines may
+    /// share the files.
     #[default]
     Elsewhere,
 }
 
 impl BootIdentity {
-    /// The current boot, read once by each process. A boot that cannot be identified equals no boot, not even itself.
+    /// The current boot, read once by each process. A boot that cannot be identified equals no
+    /// boot, not even itself.
     pub fn current() -> BootIdentity {
         static CURRENT: OnceLock<BootIdentity> = OnceLock::new();
         let read = || {
@@ -48,12 +51,12 @@ impl BootIdentity {
         if cfg!(test) { read() } else { CURRENT.get_or_init(read).clone() }
     }
 
-    /// The relation of this boot to the boot `current`, for a lease or record that was created in this boot at
-    /// `created` (seconds since 1970, by the wall clock).
+    /// The relation of this boot to the boot `current`, for a lease or record that was created in
+    /// this boot at `created` (seconds since 1970, by the wall clock).
     ///
-    /// This boot is an earlier one if both boot ids are the kernel's own, both are of this machine, and the wall
-    /// clock agrees. A clock that was set back makes the answer [`BootRelation::Elsewhere`], never
-    /// [`BootRelation::Earlier`].
+    /// This boot is an earlier one if both boot ids are the kernel's own, both are of this machine,
+    /// and the wall clock agrees. A clock that was set back makes the answer
+    /// [`BootRelation::Elsewhere`], never [`BootRelation::Earlier`].
     pub fn relation_to(&self, current: &BootIdentity, created: i64) -> BootRelation {
         if sysctl::is_same_boot(&self.id, &current.id) {
             return BootRelation::Now;
@@ -91,7 +94,8 @@ pub fn seconds_since_boot() -> Option<i64> {
     i64::try_from(since.as_secs()).ok()
 }
 
-/// The id of this machine; `None` if there is none, or the file is on a tmpfs, which changes at each boot.
+/// The id of this machine; `None` if there is none, or the file is on a tmpfs, which changes at
+/// each boot.
 fn machine_id() -> Option<String> {
     #[cfg(test)]
     if let Some(machine) = tests::MACHINE.get() {

@@ -6,8 +6,8 @@
 //! <feature>/<instance>.json -> attachments/<instance>.json
 //! ```
 //!
-//! A record is replaced as a whole, so that a reader finds the old or the new one. A record that cannot be parsed
-//! counts as absent.
+//! A record is replaced as a whole, so that a reader finds the old or the new one. A record that
+//! cannot be parsed counts as absent.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -32,9 +32,9 @@ use cni::error::{Error, Result};
 use cni::files::atomic::{AtomicWriter, Durability};
 use cni::files::{self, FileOperationContext, remove_file};
 
-/// Logs that the data `what` of an attachment could not be recorded: as a warning, except in a user namespace. There
-/// the directory may belong to another user, as in a rootless container without a `/run` of its own, and no operator
-/// can change that; its network ends with the container.
+/// Logs that the data `what` of an attachment could not be recorded: as a warning, except in a user
+/// namespace. There the directory may belong to another user, as in a rootless container without a
+/// `/run` of its own, and no operator can change that; its network ends with the container.
 pub fn log_unrecorded(what: fmt::Arguments<'_>) {
     let map = files::read_regular_file(Path::new("/proc/self/uid_map"), 4096).unwrap_or_default();
     let map = String::from_utf8_lossy(&map);
@@ -46,7 +46,8 @@ pub fn log_unrecorded(what: fmt::Arguments<'_>) {
 const DIR: &str = "/run/cni/cnibox";
 /// The directory of the records, in [`DIR`].
 pub(super) const ATTACHMENTS: &str = "attachments";
-/// The records by address, in [`DIR`]: for each address a directory with an entry for each attachment.
+/// The records by address, in [`DIR`]: for each address a directory with an entry for each
+/// attachment.
 const BY_ADDRESS: &str = "by-address";
 /// The suffix of a record's file name, after the [instance](AttachmentId::instance_id).
 const ENDING: &str = ".json";
@@ -135,8 +136,8 @@ fn load_record(path: &Path) -> io::Result<Option<AttachmentRecord>> {
     }
 }
 
-/// Whether the record was written in this network namespace. A call that could not ask for the namespace's cookie has
-/// recorded its inode number.
+/// Whether the record was written in this network namespace. A call that could not ask for the
+/// namespace's cookie has recorded its inode number.
 fn is_written_here(record: &AttachmentRecord) -> bool {
     let host = Some(record.host);
     host == host_netns_id() || host == netns::current_inode()
@@ -169,12 +170,14 @@ impl AttachmentRecord {
         read_record(instance)
     }
 
-    /// The records of the attachments that were given this address. One system call if there is none.
+    /// The records of the attachments that were given this address. One system call if there is
+    /// none.
     pub fn find_by_address(ip: IpAddr) -> Vec<AttachmentRecord> {
         AttachmentRecord::read_by_address(ip, |_| true)
     }
 
-    /// Like [`AttachmentRecord::find_by_address`], without the attachment `except`, whose record is not read.
+    /// Like [`AttachmentRecord::find_by_address`], without the attachment `except`, whose record is
+    /// not read.
     pub fn find_others_by_address(ip: IpAddr, except: AttachmentId<'_>) -> Vec<AttachmentRecord> {
         let except = except.instance_id();
         AttachmentRecord::read_by_address(ip, |instance| instance != except)
@@ -194,8 +197,8 @@ impl AttachmentRecord {
         instances.filter_map(|instance| read_record(&instance)).collect()
     }
 
-    /// Removes what killed processes left of the network's records, except for the records of `valid`: temporary files,
-    /// and records that cannot be parsed.
+    /// Removes what killed processes left of the network's records, except for the records of
+    /// `valid`: temporary files, and records that cannot be parsed.
     pub fn remove_leftovers(network: &NetworkName, valid: &[AttachmentId<'_>]) {
         backup::remove_temporaries(&record_directory(ATTACHMENTS), network.as_str(), valid);
         for instance in stale_instances(ATTACHMENTS, network.as_str(), valid) {
@@ -207,19 +210,21 @@ impl AttachmentRecord {
         }
     }
 
-    /// Waits at most `timeout` for the lock of the attachment. ADD and DEL hold the lock, and so does whoever acts on
-    /// the attachment without a request of the runtime. `None` if there is no directory for locks: then there are no
-    /// records either.
+    /// Waits at most `timeout` for the lock of the attachment. ADD and DEL hold the lock, and so
+    /// does whoever acts on the attachment without a request of the runtime. `None` if there is
+    /// no directory for locks: then there are no records either.
     pub fn lock_attachment(owner: AttachmentId<'_>, timeout: Duration) -> Result<Option<FileLock>> {
         Ok(FileLock::acquire_attachment_lock(&owner.instance_id(), timeout)?)
     }
 
-    /// The lock of the attachment of this [instance](AttachmentId::instance_id); `None` if it is held.
+    /// The lock of the attachment of this [instance](AttachmentId::instance_id); `None` if it is
+    /// held.
     pub fn try_lock_instance(instance: &str) -> Result<Option<FileLock>> {
         Ok(FileLock::try_acquire_attachment_lock(instance)?)
     }
 
-    /// Writes the record, replacing an earlier record of the attachment, and its entries by address.
+    /// Writes the record, replacing an earlier record of the attachment, and its entries by
+    /// address.
     pub fn save_with_addresses(&self) -> Result<()> {
         let instance = self.attachment_id().instance_id();
         let written = self.save_record().and_then(|()| {
@@ -230,13 +235,15 @@ impl AttachmentRecord {
         written.map_err(|e| Error::from(e).context("record the attachment"))
     }
 
-    /// Writes the record in place of the `former` one of the attachment, whose other addresses lose their entries.
+    /// Writes the record in place of the `former` one of the attachment, whose other addresses lose
+    /// their entries.
     pub fn replace_record(&self, former: &AttachmentRecord) -> Result<()> {
         self.save_with_addresses()?;
         former.remove_addresses(|ip| !self.ips.contains(ip))
     }
 
-    /// Writes the record without entries by address. The runtime serialises the calls of an attachment.
+    /// Writes the record without entries by address. The runtime serialises the calls of an
+    /// attachment.
     pub(super) fn save_record(&self) -> files::FileResult<()> {
         let (path, temporary) = attachment_paths(self.attachment_id());
         if self.host == 0 {
@@ -255,10 +262,11 @@ impl AttachmentRecord {
         }
     }
 
-    /// Removes the record, or only the plugin's name while features have parts in the record: then the last feature
-    /// removes the record.
+    /// Removes the record, or only the plugin's name while features have parts in the record: then
+    /// the last feature removes the record.
     pub fn release_from_plugin(mut self) -> Result<()> {
-        // An interrupted removal leaves a part without the feature's link, which the feature does not find.
+        // An interrupted removal leaves a part without the feature's link, which the feature does
+        // not find.
         let instance = self.attachment_id().instance_id();
         self.rules.retain(|feature, _| is_listed(feature, &instance));
         if self.rules.is_empty() {
@@ -287,8 +295,8 @@ impl AttachmentRecord {
     }
 }
 
-/// Removes the attachment's record if this plugin wrote it or it cannot be parsed; then also removes the temporary file
-/// that a killed process may have left.
+/// Removes the attachment's record if this plugin wrote it or it cannot be parsed; then also
+/// removes the temporary file that a killed process may have left.
 pub fn forget_attachment(owner: AttachmentId<'_>, plugin: &str) -> Result<()> {
     let (path, temporary) = attachment_paths(owner);
     let is_its = |record: &AttachmentRecord| record.plugin == plugin && is_written_here(record);
@@ -301,8 +309,8 @@ pub fn forget_attachment(owner: AttachmentId<'_>, plugin: &str) -> Result<()> {
     Ok(remove_file(&temporary)?)
 }
 
-/// Removes all records of this host, and links to records that no longer exist: from now on other plugins are
-/// responsible for the attachments.
+/// Removes all records of this host, and links to records that no longer exist: from now on other
+/// plugins are responsible for the attachments.
 pub fn remove_all_records() -> Result<()> {
     AttachmentRecord::read_all(None)
         .iter()

@@ -1,9 +1,9 @@
 //! Whether an attachment has ended.
 //!
-//! An attachment ends by its DEL, or by a GC whose list lacks the attachment. Without these, two facts prove its end
-//! (`docs/decisions/0007-lease-liveness.md`): the attachment was created before this boot, or its veth pair, both ends
-//! of which the kernel deletes together, no longer exists. Paths, processes and addresses prove nothing. An attachment
-//! in doubt is not reclaimed.
+//! An attachment ends by its DEL, or by a GC whose list lacks the attachment. Without these, two
+//! facts prove its end (`docs/decisions/0007-lease-liveness.md`): the attachment was created before
+//! this boot, or its veth pair, both ends of which the kernel deletes together, no longer exists.
+//! Paths, processes and addresses prove nothing. An attachment in doubt is not reclaimed.
 
 use std::cell::OnceCell;
 use std::fmt;
@@ -109,8 +109,8 @@ pub struct HostVeth {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ContainerVeth {
-    /// The [id](Netlink::namespace_id) of the container's network namespace in that of the host. The kernel gives the
-    /// id of a namespace that has ended to another one.
+    /// The [id](Netlink::namespace_id) of the container's network namespace in that of the host.
+    /// The kernel gives the id of a namespace that has ended to another one.
     pub nsid: i32,
     /// The link's index in the container, unless the container has moved the link.
     pub index: u32,
@@ -126,7 +126,8 @@ impl HostVeth {
         Some(HostVeth { netns: host.netns_id()?, index: link.index, labelled: true, peer })
     }
 
-    /// The end `link` of any plugin, with or without a label; `None` if the link is not the end of a pair.
+    /// The end `link` of any plugin, with or without a label; `None` if the link is not the end of
+    /// a pair.
     pub fn from_link(owner: AttachmentId<'_>, host: &Netlink, link: &Link) -> Option<HostVeth> {
         let labelled = instance_in_label(&link.alias) == Some(&owner.instance_id());
         HostVeth::from_labelled_link(host, link)
@@ -135,7 +136,8 @@ impl HostVeth {
     }
 }
 
-/// Whether the link is one of a pair: the kernel deletes both ends together, and an end with its network namespace.
+/// Whether the link is one of a pair: the kernel deletes both ends together, and an end with its
+/// network namespace.
 pub fn is_pair(link: &Link) -> bool {
     matches!(link.kind.as_deref(), Some("veth" | "netkit"))
 }
@@ -148,7 +150,8 @@ pub struct LivenessEvidence<'a> {
     pub end: Option<HostVeth>,
 }
 
-/// The liveness of each attachment, in order. Sends one request for each link of this network namespace.
+/// The liveness of each attachment, in order. Sends one request for each link of this network
+/// namespace.
 pub fn judge_liveness(all: &[LivenessEvidence<'_>]) -> Vec<Liveness> {
     let netlink = OnceCell::new();
     all.iter()
@@ -207,8 +210,8 @@ fn judge_by_pair(
     })
 }
 
-/// Whether the container's end of a pair may exist, whose other end is no longer on the host: a person may have moved
-/// that end to another network namespace.
+/// Whether the container's end of a pair may exist, whose other end is no longer on the host: a
+/// person may have moved that end to another network namespace.
 fn may_exist_elsewhere(host: &Netlink, end: HostVeth) -> NetlinkResult<bool> {
     let Some(peer) = end.peer else { return Ok(true) };
     let Some(inside) = host.find_link_in(peer.nsid, peer.index)?.filter(is_pair) else {
@@ -219,7 +222,8 @@ fn may_exist_elsewhere(host: &Netlink, end: HostVeth) -> NetlinkResult<bool> {
     if host.namespace_id(here.as_fd())? == Some(peer.nsid) {
         return Ok(false);
     }
-    // or to that of another container, or of this container after a restart. The pair of either has an end on the host.
+    // or to that of another container, or of this container after a restart. The pair of either has
+    // an end on the host.
     let outside = inside.link.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
     Ok(!outside.as_ref().is_some_and(|outside| {
         outside.link == Some(peer.index) && outside.link_netnsid == Some(peer.nsid)

@@ -6,7 +6,7 @@
 //! | `liveness.rs` | alive, gone or in doubt, by what was recorded of the attachment |
 //! | `boot.rs` | the boot in which an attachment was created |
 //! | `record.rs` | the record of an attachment that has other state on the host than its links |
-//! | `kept.rs` | the parts of records from which each feature of the packet filter restores its rules |
+//! | `parts.rs` | the parts of records from which each feature of the packet filter restores its rules |
 //! | `file.rs` | the files of records |
 //! | `backup.rs` | the settings of an interface before a plugin changed them |
 

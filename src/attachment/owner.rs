@@ -47,8 +47,8 @@ thread_local! {
 }
 
 impl AttachmentId<'_> {
-    /// The instance: a hash of the attachment, of fixed length. The reference begins the comments of nftables objects
-    /// with the same hash.
+    /// The instance: a hash of the attachment, of fixed length. The reference begins the comments
+    /// of nftables objects with the same hash.
     pub fn instance_id(&self) -> String {
         LAST.with_borrow_mut(|(attachment, instance)| {
             let names = [self.network, self.ifname, self.id];
@@ -62,7 +62,8 @@ impl AttachmentId<'_> {
     }
 }
 
-/// The [instance](AttachmentId::instance_id) at the beginning of a label; `None` if the text is no label.
+/// The [instance](AttachmentId::instance_id) at the beginning of a label; `None` if the text is no
+/// label.
 pub fn instance_in_label(label: &str) -> Option<&str> {
     let (instance, _) = label.split_once(',')?;
     let (network, attachment) = instance.split_once('-')?;

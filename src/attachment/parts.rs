@@ -1,9 +1,10 @@
-//! What a feature of the packet filter keeps in the [records](AttachmentRecord) of attachments, to restore their rules
-//! after a flush.
+//! What a feature of the packet filter keeps in the [records](AttachmentRecord) of attachments, to
+//! restore their rules after a flush.
 //!
-//! ADD writes its part of the record, and a link that lists the attachment under the feature, before it creates the
-//! rules. DEL and GC remove the link and the part before they delete the rules: a process that restores rules verifies
-//! afterwards that the link still exists ([`RecordStore::has_instance`]).
+//! ADD writes its part of the record, and a link that lists the attachment under the feature,
+//! before it creates the rules. DEL and GC remove the link and the part before they delete the
+//! rules: a process that restores rules verifies afterwards that the link still exists
+//! ([`RecordStore::has_instance`]).
 
 use std::fs;
 use std::io::ErrorKind;
@@ -107,7 +108,8 @@ impl RecordStore {
             .is_ok_and(|mut directory| directory.next().is_some())
     }
 
-    /// Whether the attachment of this [instance](AttachmentId::instance_id) is listed under the feature.
+    /// Whether the attachment of this [instance](AttachmentId::instance_id) is listed under the
+    /// feature.
     pub fn has_instance(self, instance: &str) -> bool {
         file::is_listed(self.0, instance)
     }
@@ -142,14 +144,15 @@ impl RecordStore {
         })
     }
 
-    /// The parts of the attachments whose rules are to be restored: attachments that exist, and attachments created on
-    /// this host in this boot without a link on the host that would show their end.
+    /// The parts of the attachments whose rules are to be restored: attachments that exist, and
+    /// attachments created on this host in this boot without a link on the host that would show
+    /// their end.
     pub fn restorable_parts<T: DeserializeOwned>(self) -> Vec<StoredRecord<T>> {
         self.find_restorable_parts(&|_| true)
     }
 
-    /// The [restorable parts](RecordStore::restorable_parts) that `is_wanted` selects. The kernel is asked about these
-    /// attachments only.
+    /// The [restorable parts](RecordStore::restorable_parts) that `is_wanted` selects. The kernel
+    /// is asked about these attachments only.
     pub fn find_restorable_parts<T: DeserializeOwned>(
         self,
         is_wanted: &dyn Fn(&StoredRecord<T>) -> bool,
@@ -161,8 +164,8 @@ impl RecordStore {
         all
     }
 
-    /// Whether `is_wanted` selects any [restorable part](RecordStore::restorable_parts). Reads the records up to the
-    /// first.
+    /// Whether `is_wanted` selects any [restorable part](RecordStore::restorable_parts). Reads the
+    /// records up to the first.
     pub fn has_restorable_part<T: DeserializeOwned>(
         self,
         is_wanted: &dyn Fn(&StoredRecord<T>) -> bool,

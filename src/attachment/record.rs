@@ -1,10 +1,11 @@
-//! The record of an attachment that has state on the host which outlives the container's network namespace: rules,
-//! devices, a DHCP lease.
+//! The record of an attachment that has state on the host which outlives the container's network
+//! namespace: rules, devices, a DHCP lease.
 //!
-//! The first plugin of a list that creates such state writes the record first, and removes the record in its DEL, which
-//! is the last DEL of the list. Features of the packet filter add the data from which they restore the attachment's
-//! rules ([`RecordStore`](super::RecordStore)). Records are lost at reboot, like the rules. DEL needs no record. A
-//! record that cannot be parsed counts as absent.
+//! The first plugin of a list that creates such state writes the record first, and removes the
+//! record in its DEL, which is the last DEL of the list. Features of the packet filter add the data
+//! from which they restore the attachment's rules ([`RecordStore`](super::RecordStore)). Records
+//! are lost at reboot, like the rules. DEL needs no record. A record that cannot be parsed counts
+//! as absent.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -84,7 +85,8 @@ impl AttachmentRecord {
         AttachmentId { network: &self.network, ifname: &self.ifname, id: &self.id }
     }
 
-    /// Whether the record is of the same instance of the attachment: a container may be created again with the same id.
+    /// Whether the record is of the same instance of the attachment: a container may be created
+    /// again with the same id.
     pub fn is_same_instance(&self, other: &AttachmentRecord) -> bool {
         let instance = |record: &AttachmentRecord| (record.end, record.netns, record.boot.clone());
         self.attachment_id() == other.attachment_id() && instance(self) == instance(other)
@@ -97,7 +99,8 @@ impl AttachmentRecord {
             .unwrap_or(Liveness::Unknown(UnknownBecause::NoRecord))
     }
 
-    /// Like [`liveness`](AttachmentRecord::liveness), by a socket of the calling thread's network namespace.
+    /// Like [`liveness`](AttachmentRecord::liveness), by a socket of the calling thread's network
+    /// namespace.
     pub fn liveness_by(&self, host: &Netlink) -> Liveness {
         check_socket(&self.liveness_evidence(), &|| Ok(host))
     }
@@ -124,7 +127,8 @@ mod tests {
     use super::*;
     use crate::attachment::ContainerVeth;
 
-    /// A node may run executables of several architectures: 32-bit plugins on a 64-bit kernel, or under emulation.
+    /// A node may run executables of several architectures: 32-bit plugins on a 64-bit kernel, or
+    /// under emulation.
     #[test]
     fn records_have_the_same_text_on_every_architecture() {
         let record = AttachmentRecord {

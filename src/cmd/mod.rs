@@ -1,7 +1,7 @@
 //! Programs other than plugins, such as `iptables-restore`. Executed directly, never by a shell.
 //!
-//! Used only where the kernel has no suitable interface. Plugins are run by [`invoke`](crate::invoke), with the same
-//! function for their pipes.
+//! Used only where the kernel has no suitable interface. Plugins are run by
+//! [`invoke`](crate::invoke), with the same function for their pipes.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -85,8 +85,9 @@ pub fn run_program(program: &Path, args: &[&str], stdin: &str) -> Result<Program
 }
 
 /// Starts a daemon: this executable under the name of an applet, with an empty environment.
-/// It inherits only the working directory and the namespaces of this process. Returns the first line that
-/// it prints; the daemon must then close its stdout. The line is empty if the daemon exits.
+/// It inherits only the working directory and the namespaces of this process. Returns the first
+/// line that it prints; the daemon must then close its stdout. The line is empty if the daemon
+/// exits.
 pub fn start_applet_daemon(applet: &str, args: &[String]) -> Result<String> {
     let failed = |e: io::Error| Error::internal(format!("start {applet}: {}", io_text(&e)));
     netns::require_home_netns()?;
@@ -101,7 +102,8 @@ pub fn start_applet_daemon(applet: &str, args: &[String]) -> Result<String> {
     Ok(line)
 }
 
-/// Executes `program` in place of this process, with the arguments of this process. Returns only the error.
+/// Executes `program` in place of this process, with the arguments of this process. Returns only
+/// the error.
 pub fn replace_process(program: &Path) -> Error {
     // `std::env::args` is empty with musl, because `main` is not the standard library's.
     let arguments = match fs::read(OWN_ARGUMENTS) {

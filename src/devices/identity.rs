@@ -1,9 +1,9 @@
-//! The identity of a device: the attributes that distinguish the device from all other links, in any
-//! namespace.
+//! The identity of a device: the attributes that distinguish the device from all other links, in
+//! any namespace.
 //!
-//! The owner of a network namespace chooses names, aliases, addresses and indexes freely, and can create links
-//! of most kinds. Only the kernel decides the parent device and the permanent address of hardware, the kind of
-//! a link, and the link and namespace of its other end.
+//! The owner of a network namespace chooses names, aliases, addresses and indexes freely, and can
+//! create links of most kinds. Only the kernel decides the parent device and the permanent address
+//! of hardware, the kind of a link, and the link and namespace of its other end.
 
 use serde::{Deserialize, Serialize};
 
@@ -51,9 +51,9 @@ impl DeviceIdentity {
         }
     }
 
-    /// Whether no link that a container can create has this identity: hardware, a link on another link, or a
-    /// dummy, all of which are equivalent. Only hardware has a parent device or a permanent address; kernels
-    /// before 5.6 report neither.
+    /// Whether no link that a container can create has this identity: hardware, a link on another
+    /// link, or a dummy, all of which are equivalent. Only hardware has a parent device or a
+    /// permanent address; kernels before 5.6 report neither.
     pub fn is_certain(&self) -> bool {
         let is_hardware = !self.parent.is_empty() || self.permanent_mac.is_some();
         is_hardware || self.is_on_link() || self.kind == "dummy"
@@ -68,8 +68,8 @@ impl DeviceIdentity {
         self.link.is_some() && ON_A_LINK.contains(&self.kind.as_str())
     }
 
-    /// Whether a link may be the device, by its own attributes. The permanent address decides only without a
-    /// parent device, because some drivers change the address.
+    /// Whether a link may be the device, by its own attributes. The permanent address decides only
+    /// without a parent device, because some drivers change the address.
     fn may_match(&self, link: &Link) -> bool {
         let other = DeviceIdentity::from_link(link);
         let same_hardware = (&self.bus, &self.parent) == (&other.bus, &other.parent);
@@ -78,8 +78,9 @@ impl DeviceIdentity {
         self.is_certain() && self.kind == other.kind && same_hardware && same_mac && same_link
     }
 
-    /// The device `name` among the links of the host. Ports of a card, links on one lower link and dummies are alike, so
-    /// a link without this name or alias is another's, unless it has the device's permanent address.
+    /// The device `name` among the links of the host. Ports of a card, links on one lower link and
+    /// dummies are alike, so a link without this name or alias is another's, unless it has the
+    /// device's permanent address.
     pub fn find_on_host<'l>(
         &self,
         links: &'l [Link],
@@ -117,8 +118,8 @@ impl DeviceIdentity {
         Ok(self.choose_candidate(found, ifname))
     }
 
-    /// Chooses among several candidates: ports of the same hardware, links on the same lower link, or dummies.
-    /// `None` if the kernel does not report the hardware.
+    /// Chooses among several candidates: ports of the same hardware, links on the same lower link,
+    /// or dummies. `None` if the kernel does not report the hardware.
     fn choose_candidate<'l>(&self, mut found: Vec<&'l Link>, ifname: &str) -> Option<&'l Link> {
         if found.iter().any(|link| link.permanent_mac == self.permanent_mac) {
             found.retain(|link| link.permanent_mac == self.permanent_mac);
@@ -129,7 +130,8 @@ impl DeviceIdentity {
     }
 }
 
-/// Whether a link in a container certainly came from the host, because no container can create such a link.
+/// Whether a link in a container certainly came from the host, because no container can create such
+/// a link.
 pub fn came_from_host(host: &Netlink, inside: &ContainerNetns<'_>, link: &Link) -> Result<bool> {
     let identity = DeviceIdentity::from_link(link);
     if identity.is_on_link() {

@@ -1,8 +1,9 @@
-//! Finds the device of an attachment that ends: in the container under its name or another name, on the host under a
-//! name chosen by the kernel, or nowhere.
+//! Finds the device of an attachment that ends: in the container under its name or another name, on
+//! the host under a name chosen by the kernel, or nowhere.
 //!
-//! Only a link that is proved to be the device gets the name, addresses and routes of the device: see
-//! [`super::identity`]. A link that may be the device is put aside, and all other links are left alone.
+//! Only a link that is proved to be the device gets the name, addresses and routes of the device:
+//! see [`super::identity`]. A link that may be the device is put aside, and all other links are
+//! left alone.
 
 use super::identity::{DeviceIdentity, came_from_host};
 use super::origin::OriginalState;
@@ -14,8 +15,8 @@ use crate::netns::Netns;
 use cni::error::{Error, ErrorContext, Result};
 use cni::{CniResult, ResultInterface};
 
-/// A link of the container that may be the device, with the state to restore; without a state nothing proves that the
-/// link is the device.
+/// A link of the container that may be the device, with the state to restore; without a state
+/// nothing proves that the link is the device.
 type DeviceCandidate = (Link, Option<OriginalState>);
 
 /// The search for the device of an attachment that ends.
@@ -26,8 +27,8 @@ pub struct DeviceSearch<'a> {
     pub origin: Option<&'a OriginalState>,
     /// The name of the device on the host by the configuration.
     pub configured: Option<&'a str>,
-    /// Whether the configuration may mean a link of the container, whose name on the host may have been the second
-    /// argument.
+    /// Whether the configuration may mean a link of the container, whose name on the host may have
+    /// been the second argument.
     pub may_select: &'a dyn Fn(&Link, &str) -> bool,
 }
 
@@ -41,8 +42,8 @@ impl<'a> DeviceSearch<'a> {
         }
     }
 
-    /// Finds the device and gives it back to the host; success if the device is nowhere. Returns the error of a state
-    /// that could not be restored completely.
+    /// Finds the device and gives it back to the host; success if the device is nowhere. Returns
+    /// the error of a state that could not be restored completely.
     pub fn return_device(
         &self,
         host: &Netlink,
@@ -104,8 +105,8 @@ impl<'a> DeviceSearch<'a> {
         Ok(identity.has_kind_of(link).then(|| (link.clone(), None)))
     }
 
-    /// Without a record, the alias shows that the link is a device of the host. The alias is not trusted as the name on
-    /// the host, which must be known from the configuration.
+    /// Without a record, the alias shows that the link is a device of the host. The alias is not
+    /// trusted as the name on the host, which must be known from the configuration.
     fn find_by_alias(
         &self,
         host: &Netlink,
@@ -133,9 +134,9 @@ impl<'a> DeviceSearch<'a> {
         Ok(Some((link, origin)))
     }
 
-    /// The device on the host, if its state is not completely restored. The kernel moves hardware to the host when its
-    /// namespace ends, under its old name or as `dev` and a number, with its alias; a DEL that was killed has renamed
-    /// it already.
+    /// The device on the host, if its state is not completely restored. The kernel moves hardware
+    /// to the host when its namespace ends, under its old name or as `dev` and a number, with
+    /// its alias; a DEL that was killed has renamed it already.
     fn find_on_host(&self, host: &Netlink) -> Result<Option<(Link, OriginalState)>> {
         let Some(name) = self.host_name() else { return Ok(None) };
         let links = host.dump_links().context(|| "look for the device on the host")?;

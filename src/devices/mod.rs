@@ -1,4 +1,5 @@
-//! Devices of the host that containers have: moved there by the plugins host-device and bond, and given back.
+//! Devices of the host that containers have: moved there by the plugins host-device and bond, and
+//! given back.
 //!
 //! | step | module |
 //! | --- | --- |

@@ -1,5 +1,5 @@
-//! The state of a device on the host: recorded by ADD, restored by DEL, and with `useInterfaceNetwork` given to
-//! the container.
+//! The state of a device on the host: recorded by ADD, restored by DEL, and with
+//! `useInterfaceNetwork` given to the container.
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -23,8 +23,8 @@ const IFA_F_PERMANENT: u32 = 0x80;
 const LOCAL: u32 = 255;
 /// `RT_SCOPE_UNIVERSE`.
 const EVERYWHERE: u8 = 0;
-/// `RTPROT_BOOT` and `RTPROT_STATIC`: routes of an administrator. All others are maintained by the kernel, router
-/// advertisements, a DHCP client or a routing daemon.
+/// `RTPROT_BOOT` and `RTPROT_STATIC`: routes of an administrator. All others are maintained by the
+/// kernel, router advertisements, a DHCP client or a routing daemon.
 const ADMINISTRATIVE: [u8; 2] = [3, 4];
 /// `RTPROT_KERNEL` and `RTPROT_RA`: routes that appear in the container without the plugin.
 const AUTOMATIC: [u8; 2] = [2, 9];
@@ -99,8 +99,8 @@ impl OriginalState {
         }
     }
 
-    /// Removes the alternative names that the device did not have: a container must not choose names on the
-    /// host.
+    /// Removes the alternative names that the device did not have: a container must not choose
+    /// names on the host.
     pub fn remove_foreign_names(&self, netlink: &Netlink, device: &Link) -> Result<()> {
         let foreign = |name: &&String| !self.alt_names.contains(name);
         let foreign: Vec<_> = device.alt_names.iter().filter(foreign).cloned().collect();
@@ -111,8 +111,8 @@ impl OriginalState {
         }
     }
 
-    /// Restores all that can be restored of a device that is on the host under its name. The alias comes last:
-    /// while the alias is the name, the restoration is incomplete.
+    /// Restores all that can be restored of a device that is on the host under its name. The alias
+    /// comes last: while the alias is the name, the restoration is incomplete.
     pub fn restore_device(&self, host: &Netlink, device: &Link) -> Result<()> {
         let mut failures = Failures::new();
         let change = |change| host.change_link(device.index, change).map_err(Into::into);
@@ -162,8 +162,8 @@ fn add_address(netlink: &Netlink, index: u32, address: &PermanentAddress) -> Res
     }
 }
 
-/// The routes with a single next hop through the device that are `wanted`, in an order in which they can be added:
-/// a gateway must be reachable before a route uses the gateway.
+/// The routes with a single next hop through the device that are `wanted`, in an order in which
+/// they can be added: a gateway must be reachable before a route uses the gateway.
 fn device_routes(
     host: &Netlink,
     device: &Link,
@@ -184,8 +184,8 @@ fn add_route(netlink: &Netlink, index: u32, route: &KernelRoute) -> Result<()> {
     }
 }
 
-/// The addresses and routes that the container gets with `useInterfaceNetwork`: clouds assign them to the device
-/// itself instead of an IPAM plugin.
+/// The addresses and routes that the container gets with `useInterfaceNetwork`: clouds assign them
+/// to the device itself instead of an IPAM plugin.
 #[derive(Debug, Default)]
 pub struct HostNetwork {
     /// Addresses of global scope.
@@ -197,8 +197,8 @@ impl HostNetwork {
     /// The addresses and routes of a device on the host.
     pub fn from_device(host: &Netlink, device: &Link) -> Result<HostNetwork> {
         let addrs = host.dump_addresses(device.index)?.into_iter();
-        // IPv6 addresses of router advertisements or leases expire. IPv4 addresses of leases are kept, because
-        // gateways are reached by them.
+        // IPv6 addresses of router advertisements or leases expire. IPv4 addresses of leases are
+        // kept, because gateways are reached by them.
         let kept = addrs.filter(|addr| {
             let lasts = addr.net.addr().is_ipv4() || addr.flags & IFA_F_PERMANENT != 0;
             addr.scope == EVERYWHERE && lasts
@@ -213,7 +213,8 @@ impl HostNetwork {
         })
     }
 
-    /// Adds the routes to the device in the container and to the result. Routes of IPAM have precedence.
+    /// Adds the routes to the device in the container and to the result. Routes of IPAM have
+    /// precedence.
     pub fn add_routes(
         &self,
         inside: &ContainerNetns<'_>,

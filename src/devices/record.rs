@@ -1,8 +1,9 @@
-//! The records of devices that containers have, beside the alias that the reference plugin sets: one small file for
-//! each device of an attachment. Neither the files nor the containers survive a reboot.
+//! The records of devices that containers have, beside the alias that the reference plugin sets:
+//! one small file for each device of an attachment. Neither the files nor the containers survive a
+//! reboot.
 //!
-//! A device that a reference plugin has moved has no record. It gets its name back, from its alias; its address,
-//! MTU and whether it was up are unknown.
+//! A device that a reference plugin has moved has no record. It gets its name back, from its alias;
+//! its address, MTU and whether it was up are unknown.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,8 +22,8 @@ use cni::files::atomic::{AtomicWriter, Durability};
 use cni::files::remove_file;
 use cni::{ContainerId, InterfaceName, NetworkName};
 
-/// The directory of all records, with a directory for each plugin. No configuration chooses it: a record decides the
-/// name, the addresses and the routes of a link of the host.
+/// The directory of all records, with a directory for each plugin. No configuration chooses it: a
+/// record decides the name, the addresses and the routes of a link of the host.
 const DIR: &str = "/run/cni";
 /// The plugins that move devices.
 const PLUGINS: [&str; 2] = ["host-device", "bond"];
@@ -38,7 +39,8 @@ pub struct DeviceRecord {
     /// The namespace that was there, if it could be read.
     #[serde(default)]
     pub netns_id: Option<NetnsIdentity>,
-    /// The name of the device in the container, if it is a port of the attachment's interface `ifname`.
+    /// The name of the device in the container, if it is a port of the attachment's interface
+    /// `ifname`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub port: String,
     /// Whether the device was in the container before, and stays there.
@@ -51,7 +53,8 @@ pub struct DeviceRecord {
 }
 
 impl DeviceRecord {
-    /// The record of a device of the host that becomes `ifname` in the namespace at the path `netns`.
+    /// The record of a device of the host that becomes `ifname` in the namespace at the path
+    /// `netns`.
     pub fn new(
         id: &ContainerId,
         ifname: &InterfaceName,
@@ -68,8 +71,8 @@ impl DeviceRecord {
         if self.port.is_empty() { &self.ifname } else { &self.port }
     }
 
-    /// The namespace at the recorded path, if it is the recorded one: another container's namespace is not entered. A
-    /// namespace that nothing pins cannot be distinguished from a later one.
+    /// The namespace at the recorded path, if it is the recorded one: another container's namespace
+    /// is not entered. A namespace that nothing pins cannot be distinguished from a later one.
     pub fn open_netns(&self) -> Result<Option<Netns>> {
         let Some(known) = self.netns_id.filter(|id| id.ctime != 0) else { return Ok(None) };
         let Ok(netns) = Netns::open(&self.netns) else { return Ok(None) };
@@ -84,7 +87,8 @@ impl DeviceRecord {
         Ok(self.netns_id.is_none_or(|id| (id.dev, id.ino) == found))
     }
 
-    /// The namespace in which DEL searches for the device: the `given` one, if the device may be there.
+    /// The namespace in which DEL searches for the device: the `given` one, if the device may be
+    /// there.
     pub fn netns_of_del(&self, given: Option<&Netns>) -> Result<Option<Netns>> {
         match given {
             Some(netns) if self.may_be_in(netns)? => Ok(Some(netns.clone())),
@@ -103,7 +107,8 @@ pub fn missing_device_remedy(name: &str, network: &NetworkName) -> String {
         .unwrap_or_else(|| "\"ip link\" lists the links of the host".to_owned())
 }
 
-/// The remedy for a link `name` that the host lacks because a container has it, if there is a record of it.
+/// The remedy for a link `name` that the host lacks because a container has it, if there is a
+/// record of it.
 pub fn recorded_device_remedy(name: &str, network: &NetworkName) -> Option<String> {
     let record = find_record_of_host_device(name, network)?;
     let (id, name) = (&record.container_id, record.name_in_container());
@@ -118,8 +123,8 @@ fn find_record_of_host_device(name: &str, network: &NetworkName) -> Option<Devic
     records.find(|record| record.device.name == name && !record.in_container)
 }
 
-/// The state of a device of the host for a new record. A device that still has its name as alias was not restored after
-/// an earlier container, whose record has the state.
+/// The state of a device of the host for a new record. A device that still has its name as alias
+/// was not restored after an earlier container, whose record has the state.
 pub fn state_for_record(
     host: &Netlink,
     device: &Link,
@@ -135,8 +140,8 @@ pub fn state_for_record(
     OriginalState::from_device(host, device)
 }
 
-/// Returns the device of a record, given the records of valid attachments; with the error of a state that was not
-/// restored completely.
+/// Returns the device of a record, given the records of valid attachments; with the error of a
+/// state that was not restored completely.
 type GiveBack<'a> = &'a dyn Fn(&DeviceRecord, &[DeviceRecord]) -> Result<Option<Error>>;
 
 /// The files of one network: `<network>/<container>:<interface>.json`, for ports
@@ -179,9 +184,10 @@ impl<'a> DeviceRecordStore<'a> {
         Ok(AtomicWriter::new(temporary, Durability::Volatile).replace_file(&path, &bytes, 0o600)?)
     }
 
-    /// Ends an attachment whose device has been returned; `incomplete` is the error of a state that was not restored
-    /// completely.
-    /// The next command retries once: a permanent error must not keep the container from being deleted.
+    /// Ends an attachment whose device has been returned; `incomplete` is the error of a state that
+    /// was not restored completely.
+    /// The next command retries once: a permanent error must not keep the container from being
+    /// deleted.
     pub fn end_attachment(
         &self,
         mut record: DeviceRecord,
@@ -234,7 +240,8 @@ impl<'a> DeviceRecordStore<'a> {
         decode_record(&path, &bytes)
     }
 
-    /// Deletes the record of an attachment, or of its `port`, and the temporary file of an ADD that was killed.
+    /// Deletes the record of an attachment, or of its `port`, and the temporary file of an ADD that
+    /// was killed.
     pub fn remove_record(&self, id: &str, ifname: &str, port: &str) -> Result<()> {
         remove_file(&self.temporary_path(id, ifname))?;
         Ok(remove_file(&self.own.join(record_file_name(id, ifname, port)))?)
@@ -270,7 +277,8 @@ fn is_private_directory(directory: &Path) -> bool {
     dir::require_own_directory(directory).inspect_err(|e| warn!("could not {e}")).unwrap_or(false)
 }
 
-/// The record in the file at `path`; `None` if it is invalid, or if its content does not match its name.
+/// The record in the file at `path`; `None` if it is invalid, or if its content does not match its
+/// name.
 fn decode_record(path: &Path, bytes: &[u8]) -> Option<DeviceRecord> {
     let record: DeviceRecord = serde_json::from_slice(bytes)
         .inspect_err(|e| warn!("could not read {}: {e}", path.display()))

@@ -1,9 +1,10 @@
 //! Moves a device into the container and back.
 //!
-//! One message to the kernel moves the device, renames it and, on the way into the container, sets its alias, while
-//! no other process can change a link. So the device never loses its name, and no third namespace exists that could
-//! destroy it. The kernel applies a message in that order and stops at the first error, so a taken name is looked up
-//! before, and a device that was moved but not renamed is moved back.
+//! One message to the kernel moves the device, renames it and, on the way into the container, sets
+//! its alias, while no other process can change a link. So the device never loses its name, and no
+//! third namespace exists that could destroy it. The kernel applies a message in that order and
+//! stops at the first error, so a taken name is looked up before, and a device that was moved but
+//! not renamed is moved back.
 
 use std::os::fd::AsFd;
 
@@ -29,7 +30,8 @@ pub fn require_free_names(inside: &ContainerNetns<'_>, device: &Link, ifname: &s
     Ok(())
 }
 
-/// Moves the device into the container under the name `ifname`; with `up` sets it up by the same message.
+/// Moves the device into the container under the name `ifname`; with `up` sets it up by the same
+/// message.
 pub fn move_into_container(
     host: &Netlink,
     device: &Link,
@@ -43,8 +45,8 @@ pub fn move_into_container(
         .context(|| format!("failed to move \"{name}\" to container NS"))
 }
 
-/// Moves the device back to the host under its name. If the name is taken, the device stays in the container,
-/// unchanged; everything else is to be restored by the caller.
+/// Moves the device back to the host under its name. If the name is taken, the device stays in the
+/// container, unchanged; everything else is to be restored by the caller.
 pub fn move_back_to_host(
     inside: &ContainerNetns<'_>,
     host: &Netlink,
@@ -61,8 +63,8 @@ pub fn move_back_to_host(
     host.require_link(name).context(|| format!("failed to find \"{name}\" in hostNS"))
 }
 
-/// Moves a link that may be the device to the host, down, without addresses, and under a name that no configuration
-/// uses. Returns that name.
+/// Moves a link that may be the device to the host, down, without addresses, and under a name that
+/// no configuration uses. Returns that name.
 pub fn move_candidate_to_host(
     inside: &ContainerNetns<'_>,
     host: &Netlink,
@@ -81,7 +83,8 @@ pub fn move_candidate_to_host(
     Ok(name)
 }
 
-/// Moves a link, stripped of foreign alternative names: a name that the host has would keep the link in the container.
+/// Moves a link, stripped of foreign alternative names: a name that the host has would keep the
+/// link in the container.
 fn move_to_host(
     inside: &ContainerNetns<'_>,
     link: &Link,
@@ -95,8 +98,8 @@ fn move_to_host(
         .context(|| format!("failed to move \"{}\" to hostNS as \"{name}\"", link.name))
 }
 
-/// Renames a device that is on the host under another name: the kernel moved it there when its namespace ended, or a
-/// killed DEL did.
+/// Renames a device that is on the host under another name: the kernel moved it there when its
+/// namespace ended, or a killed DEL did.
 pub fn rename_back(host: &Netlink, device: &Link, origin: &OriginalState) -> Result<Link> {
     let name = &origin.name;
     if device.name != *name {
@@ -120,7 +123,8 @@ fn name_taken_error(other: &Link, name: &str, outcome: &str) -> Error {
     ))
 }
 
-/// Moves a device back into the container, because another link took its name on the host between lookup and move.
+/// Moves a device back into the container, because another link took its name on the host between
+/// lookup and move.
 fn return_stranded_device(host: &Netlink, device: &Link, netns: &Netns, origin: &OriginalState) {
     let Ok(links) = host.dump_links() else { return };
     let stranded = origin.identity.find_on_host(&links, &device.name, &device.name);

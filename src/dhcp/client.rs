@@ -1,4 +1,5 @@
-//! The plugin's side of the daemon's socket: requests, the start of a daemon, and releases without a daemon.
+//! The plugin's side of the daemon's socket: requests, the start of a daemon, and releases without
+//! a daemon.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::BorrowedFd;
@@ -47,9 +48,9 @@ impl DaemonClient {
         Ok(self)
     }
 
-    /// The socket of a daemon that may be started: below [`DIRECTORY`] after following links. The daemon creates
-    /// directories and files beside the socket, and the author of a network's configuration must not choose where root
-    /// does so.
+    /// The socket of a daemon that may be started: below [`DIRECTORY`] after following links. The
+    /// daemon creates directories and files beside the socket, and the author of a network's
+    /// configuration must not choose where root does so.
     fn startable_socket(&self) -> Result<PathBuf> {
         let directory = self
             .socket

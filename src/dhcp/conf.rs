@@ -19,8 +19,8 @@ pub(super) const DIRECTORY: &str = "/run/cni";
 /// The default socket of the daemon.
 pub(super) const SOCKET: &str = "/run/cni/dhcp.sock";
 
-/// The options that are requested by default: those of the reference, and those that complete the result without an
-/// effect on the container's routes.
+/// The options that are requested by default: those of the reference, and those that complete the
+/// result without an effect on the container's routes.
 const DEFAULTS: [u8; 6] = [ROUTERS, SUBNET_MASK, NAME_SERVERS, DOMAIN, SEARCH, MTU];
 /// The options that are requested with `skipDefault` and without an option of the configuration.
 const LIBRARY_DEFAULTS: [u8; 4] = [SUBNET_MASK, ROUTERS, DOMAIN, NAME_SERVERS];
@@ -107,8 +107,8 @@ impl DhcpIpamConfig {
         }
     }
 
-    /// The options of every message; `args` is `CNI_ARGS`. They are DHCP options of IPv4, except for the client
-    /// identifier.
+    /// The options of every message; `args` is `CNI_ARGS`. They are DHCP options of IPv4, except
+    /// for the client identifier.
     pub fn message_options(&self, args: &str) -> Result<Dhcp4Options> {
         if !self.lease_families()?.contains(&DhcpFamily::V4) {
             self.require_no_options()?;

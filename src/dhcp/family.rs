@@ -61,7 +61,8 @@ impl DhcpLease {
         }
     }
 
-    /// The IPAM result. All IPv4 routes get the metric `priority`; 0 leaves the choice to the kernel.
+    /// The IPAM result. All IPv4 routes get the metric `priority`; 0 leaves the choice to the
+    /// kernel.
     pub fn ipam_result(&self, priority: u32) -> CniResult {
         match self {
             DhcpLease::V4(lease) => lease.ipam_result(priority),

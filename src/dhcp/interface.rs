@@ -25,11 +25,13 @@ use crate::netlink::{
 use crate::netns::{self, Netns};
 use cni::error::{Error, ErrorContext, Result};
 
-/// The timeout for the carrier of the interface. Without a carrier the first message is sent anyway.
+/// The timeout for the carrier of the interface. Without a carrier the first message is sent
+/// anyway.
 const CARRIER: Duration = Duration::from_secs(2);
 /// `RTPROT_KERNEL`: routes that the kernel adds and deletes with their addresses.
 const RTPROT_KERNEL: u8 = 2;
-/// The timeouts for the Reply to each Release of DHCPv6. RFC 9915 starts with a second, but a runtime waits for this.
+/// The timeouts for the Reply to each Release of DHCPv6. RFC 9915 starts with a second, but a
+/// runtime waits for this.
 const CONFIRMATIONS: [Duration; 3] =
     [Duration::from_millis(250), Duration::from_millis(500), Duration::from_secs(1)];
 /// Longer than any valid message.
@@ -75,8 +77,8 @@ pub struct DhcpLeaseChange {
 }
 
 impl DhcpLeaseChange {
-    /// Applies the change to an interface. An interface without the current address is configured by another program:
-    /// it is not changed, and the function returns `false`.
+    /// Applies the change to an interface. An interface without the current address is configured
+    /// by another program: it is not changed, and the function returns `false`.
     pub fn apply_to_interface(&self, ifname: &str) -> Result<bool> {
         let here = Netns::open_current()?;
         let inside = ContainerNetns { netns: &here, netlink: Netlink::open()? };
@@ -134,7 +136,8 @@ impl DhcpLeaseChange {
         Ok(())
     }
 
-    /// Restores the routes of other programs, such as a chained plugin, as far as the kernel accepts them.
+    /// Restores the routes of other programs, such as a chained plugin, as far as the kernel
+    /// accepts them.
     fn restore_routes(&self, inside: &ContainerNetns<'_>, routes: &[KernelRoute]) {
         let old =
             self.old.as_ref().map(|old| old.ipam_result(self.priority).routes).unwrap_or_default();
@@ -170,7 +173,8 @@ pub fn release_recorded(record: &DhcpRecord) -> Result<()> {
     })?
 }
 
-/// Sends the release of a lease. It has left the interface when this returns, so the interface can be deleted.
+/// Sends the release of a lease. It has left the interface when this returns, so the interface can
+/// be deleted.
 pub fn send_release(ifname: &str, release: ReleaseMessage) -> Result<()> {
     match release {
         ReleaseMessage::V4(message, ends) => send_release_v4(ifname, message, ends)

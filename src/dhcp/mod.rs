@@ -1,7 +1,8 @@
 //! dhcp: leases from the DHCP servers of the container's network.
 //!
-//! The plugin process ends long before a lease has to be renewed, so the same executable is also the daemon that
-//! maintains leases: `dhcp daemon`, in [`daemon`]. The plugin sends requests to the daemon over a unix socket.
+//! The plugin process ends long before a lease has to be renewed, so the same executable is also
+//! the daemon that maintains leases: `dhcp daemon`, in [`daemon`]. The plugin sends requests to the
+//! daemon over a unix socket.
 //!
 //! Keys of `ipam`: `daemonSocketPath` (`/run/cni/dhcp.sock`), `family` (`ipv4`, `ipv6` or `both`),
 //! `request`, `provide`, `priority`, and `startDaemon`: start the daemon if it is not running.
@@ -159,7 +160,8 @@ fn previous_addresses(req: &CheckRequest) -> Vec<IpAddr> {
     own.map(|ip| ip.address.addr()).collect()
 }
 
-/// The link of procfs that the path of a namespace is or leads to. Its process is alive and in this namespace.
+/// The link of procfs that the path of a namespace is or leads to. Its process is alive and in this
+/// namespace.
 fn find_procfs_link(netns: &Netns) -> Result<Option<ProcfsLink>> {
     let path = netns.path();
     let link = ProcfsLink::from_path(path);

@@ -1,7 +1,8 @@
-//! Descriptors that the plugin passes to the daemon with an ADD, as ancillary data of its request (`SCM_RIGHTS`).
+//! Descriptors that the plugin passes to the daemon with an ADD, as ancillary data of its request
+//! (`SCM_RIGHTS`).
 //!
-//! A daemon that does not expect them discards them, and a plugin that passes none is served as far as the daemon can
-//! open the namespace itself.
+//! A daemon that does not expect them discards them, and a plugin that passes none is served as far
+//! as the daemon can open the namespace itself.
 
 use std::fs;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Write};
@@ -56,7 +57,8 @@ pub fn send_line(
     stream.write_all(&line[sent..])
 }
 
-/// Receives bytes, and adds the descriptors beside them to `descriptors`. Those above [`MOST`] are closed.
+/// Receives bytes, and adds the descriptors beside them to `descriptors`. Those above [`MOST`] are
+/// closed.
 pub fn receive_bytes(
     stream: impl AsFd,
     buffer: &mut [u8],
@@ -75,8 +77,9 @@ pub fn receive_bytes(
     Ok(received.bytes)
 }
 
-/// A link of procfs to a namespace, such as `/proc/<pid>/ns/net`. It exists as long as the process; opening what it
-/// points to needs `CAP_SYS_PTRACE`, but looking whether it exists needs only a descriptor of its directory.
+/// A link of procfs to a namespace, such as `/proc/<pid>/ns/net`. It exists as long as the process;
+/// opening what it points to needs `CAP_SYS_PTRACE`, but looking whether it exists needs only a
+/// descriptor of its directory.
 #[derive(Debug)]
 pub struct ProcfsLink {
     directory: OwnedFd,
@@ -84,7 +87,8 @@ pub struct ProcfsLink {
 }
 
 impl ProcfsLink {
-    /// The link that `path` is, or leads to through symbolic links; `None` for any other path, such as a mount.
+    /// The link that `path` is, or leads to through symbolic links; `None` for any other path, such
+    /// as a mount.
     pub fn from_path(path: &Path) -> io::Result<Option<ProcfsLink>> {
         let mut path = path.to_owned();
         for _ in 0..MOST_LINKS {
@@ -117,7 +121,8 @@ impl ProcfsLink {
         &self.path
     }
 
-    /// The path of the link through the open directory, which never leads to another process with the same id.
+    /// The path of the link through the open directory, which never leads to another process with
+    /// the same id.
     pub fn descriptor_path(&self) -> PathBuf {
         proc_self_path(&self.directory).join(self.path.file_name().unwrap_or_default())
     }

@@ -1,7 +1,8 @@
-//! Leases on disk, for the next daemon: a file per lease in the directory with the name of the socket without `.sock`.
+//! Leases on disk, for the next daemon: a file per lease in the directory with the name of the
+//! socket without `.sock`.
 //!
-//! Times are relative to boot. Records of another boot are void, like the namespaces in them. A boot id that a
-//! container manager or an error has replaced proves no other boot.
+//! Times are relative to boot. Records of another boot are void, like the namespaces in them. A
+//! boot id that a container manager or an error has replaced proves no other boot.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -42,14 +43,15 @@ pub struct DhcpRecord {
     pub netns: String,
     /// Device and inode of the namespace: the path may refer to another one meanwhile.
     pub netns_id: (u64, u64),
-    /// The cookie of the namespace: the kernel may give the inode's number to another one meanwhile. `None` before
-    /// Linux 5.14.
+    /// The cookie of the namespace: the kernel may give the inode's number to another one
+    /// meanwhile. `None` before Linux 5.14.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns_cookie: Option<u64>,
     /// The number of the namespace in that of the daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns_number: Option<NamespaceNumber>,
-    /// The index of the interface, which the container may rename. `None` before the interface was found.
+    /// The index of the interface, which the container may rename. `None` before the interface was
+    /// found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ifindex: Option<u32>,
     /// The Ethernet address of the interface.
@@ -59,7 +61,8 @@ pub struct DhcpRecord {
     pub options: Dhcp4Options,
     /// The metric of routes.
     pub priority: u32,
-    /// Whether the daemon has removed the address from the interface, and so has to add the next one.
+    /// Whether the daemon has removed the address from the interface, and so has to add the next
+    /// one.
     pub address_removed: bool,
     /// The lease; `None` while the client looks for another.
     pub lease: Option<DhcpLease>,
@@ -76,7 +79,8 @@ impl DhcpRecord {
         self.mac = found.mac;
     }
 
-    /// The state machine that continues with the lease; without a lease it starts at `now` and fails at `limit`.
+    /// The state machine that continues with the lease; without a lease it starts at `now` and
+    /// fails at `limit`.
     pub fn state_machine(
         &self,
         timing: ClientTiming,
@@ -139,8 +143,8 @@ pub fn decode_record(bytes: &[u8]) -> Option<DhcpRecord> {
     parse_record_file(bytes).map(|content| content.record)
 }
 
-/// The directory of leases. Only files that this module has written are read or removed: the configuration determines
-/// the directory, which may contain files of other programs.
+/// The directory of leases. Only files that this module has written are read or removed: the
+/// configuration determines the directory, which may contain files of other programs.
 #[derive(Debug)]
 pub struct DhcpRecordStore {
     dir: PathBuf,
@@ -242,7 +246,8 @@ impl DhcpRecordStore {
         atomic::remove_stale_temporaries(&self.dir);
     }
 
-    /// Reads the record in a file; `None` if the file is not one of this module, named after the key in it.
+    /// Reads the record in a file; `None` if the file is not one of this module, named after the
+    /// key in it.
     fn read_record_file(&self, name: &str) -> Option<DhcpRecordFile<DhcpRecord>> {
         let (bytes, _) = OpenDirectory::open(&self.dir).ok()?.read_file(name, LONGEST).ok()?;
         if bytes.len() > LONGEST {

@@ -1,5 +1,5 @@
-//! The requests of the plugin to the daemon and the replies: one of each per connection, each a JSON object on one
-//! line. `docs/dhcp-daemon.md` has the format.
+//! The requests of the plugin to the daemon and the replies: one of each per connection, each a
+//! JSON object on one line. `docs/dhcp-daemon.md` has the format.
 
 use std::net::IpAddr;
 
@@ -57,8 +57,8 @@ impl DhcpLeaseKey {
         *self == other.with_family(self.family)
     }
 
-    /// The default client identifier (option 61). It is the reference's, so that servers keep the address of a
-    /// container when one plugin replaces the other.
+    /// The default client identifier (option 61). It is the reference's, so that servers keep the
+    /// address of a container when one plugin replaces the other.
     pub fn client_id(&self) -> Vec<u8> {
         let text = self.with_family(DhcpFamily::V4).to_string();
         let text = &text.as_bytes()[..text.len().min(254)];
@@ -69,7 +69,8 @@ impl DhcpLeaseKey {
 impl std::fmt::Display for DhcpLeaseKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}/{}", self.container_id, self.network, self.ifname)?;
-        // Interface names contain no spaces, so the file names that are derived from this are unique.
+        // Interface names contain no spaces, so the file names that are derived from this are
+        // unique.
         if self.family == DhcpFamily::V6 { f.write_str(" (ipv6)") } else { Ok(()) }
     }
 }

@@ -1,8 +1,9 @@
 //! The namespace of a lease: which one it is, and how the daemon reaches it.
 //!
-//! The daemon keeps the descriptor that the plugin has passed, because a container may live on when its path is gone.
-//! While the path leads to the namespace, something else keeps the namespace alive as well; afterwards
-//! `daemon/view.rs` decides how long the daemon keeps it alive (`docs/decisions/0028-dhcp-namespaces.md`).
+//! The daemon keeps the descriptor that the plugin has passed, because a container may live on when
+//! its path is gone. While the path leads to the namespace, something else keeps the namespace
+//! alive as well; afterwards `daemon/view.rs` decides how long the daemon keeps it alive
+//! (`docs/decisions/0028-dhcp-namespaces.md`).
 
 use std::cell::RefCell;
 use std::io::{self, ErrorKind};
@@ -19,8 +20,8 @@ use crate::netlink::{Netlink, NetlinkResult};
 use crate::netns::{self, Netns};
 use cni::error::{Error, Result};
 
-/// How often the task of a lease looks at the path. An open descriptor keeps the namespace of an ended container alive
-/// for this time.
+/// How often the task of a lease looks at the path. An open descriptor keeps the namespace of an
+/// ended container alive for this time.
 const LOOK: Duration = Duration::from_secs(5);
 /// For how long no process has to be seen in a namespace, before the daemon lets go of it.
 const UNSEEN: Duration = Duration::from_secs(1);
@@ -59,8 +60,9 @@ impl From<Error> for InterfaceError {
     }
 }
 
-/// The id of a namespace in the daemon's namespace. It refers to the namespace without keeping it alive: when the
-/// namespace ends, no namespace has the id, until the kernel gives it to another one.
+/// The id of a namespace in the daemon's namespace. It refers to the namespace without keeping it
+/// alive: when the namespace ends, no namespace has the id, until the kernel gives it to another
+/// one.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
 pub struct NamespaceNumber {
     /// The [identity](netns::current_id) of the daemon's namespace.
@@ -95,7 +97,8 @@ fn unless_failed<T>(result: NetlinkResult<T>) -> Option<T> {
 pub struct LeaseSandbox {
     /// The path of the namespace, as in `CNI_NETNS`.
     pub netns: String,
-    /// Device and inode. While no descriptor is open, the kernel may give the inode's number to another namespace.
+    /// Device and inode. While no descriptor is open, the kernel may give the inode's number to
+    /// another namespace.
     pub id: (u64, u64),
     /// The path for the daemon.
     path: PathBuf,
@@ -126,8 +129,8 @@ enum SandboxAccess {
 }
 
 impl LeaseSandbox {
-    /// The namespace of an ADD: the descriptor that the plugin has passed; without one, what the daemon itself can
-    /// open.
+    /// The namespace of an ADD: the descriptor that the plugin has passed; without one, what the
+    /// daemon itself can open.
     pub fn from_passed(
         netns: &str,
         path: PathBuf,
@@ -153,8 +156,8 @@ impl LeaseSandbox {
         LeaseSandbox { netns: netns.to_owned(), id, path, view: RefCell::new(None) }
     }
 
-    /// Keeps the namespace open. A descriptor that was opened through a mount would keep the mount busy, so that
-    /// umount(2) failed.
+    /// Keeps the namespace open. A descriptor that was opened through a mount would keep the mount
+    /// busy, so that umount(2) failed.
     fn keep(&self, opened: &Netns, access: SandboxAccess) -> Result<()> {
         let inside = opened.spawn_inside(Netns::open_current)?;
         let netns = inside.join().unwrap_or_else(|panic| resume_unwind(panic))?;
@@ -166,8 +169,9 @@ impl LeaseSandbox {
         Ok(())
     }
 
-    /// Opens the namespace by its path. For a link of procfs this needs `CAP_SYS_PTRACE`. Without a descriptor the
-    /// number alone does not identify the namespace: the caller verifies the cookie.
+    /// Opens the namespace by its path. For a link of procfs this needs `CAP_SYS_PTRACE`. Without a
+    /// descriptor the number alone does not identify the namespace: the caller verifies the
+    /// cookie.
     pub fn reopen(&self) -> Result<(), InterfaceError> {
         let link = ProcfsLink::from_path(&self.path).ok().flatten();
         let opened = match &link {
@@ -245,7 +249,8 @@ impl LeaseSandbox {
         self.view.borrow().as_ref()?.occupant.clone()
     }
 
-    /// Notes the thread that was seen in the namespace at `now`; whether none has been seen for some time.
+    /// Notes the thread that was seen in the namespace at `now`; whether none has been seen for
+    /// some time.
     pub fn note_occupant(&self, occupant: Option<PathBuf>, now: BootClockTime) -> bool {
         let mut view = self.view.borrow_mut();
         let Some(view) = view.as_mut() else { return false };
@@ -281,8 +286,8 @@ pub fn open_verified(path: &Path, id: Option<(u64, u64)>) -> Result<Netns, Inter
     Ok(netns)
 }
 
-/// Verifies the cookie of the calling thread's namespace, if the recorded one is known. The namespace has the recorded
-/// number: if it is another one, the recorded one has ended.
+/// Verifies the cookie of the calling thread's namespace, if the recorded one is known. The
+/// namespace has the recorded number: if it is another one, the recorded one has ended.
 pub fn require_cookie(recorded: Option<u64>) -> Result<(), InterfaceError> {
     if recorded.is_none() || netns::current_cookie().map_err(Error::from)? == recorded {
         return Ok(());

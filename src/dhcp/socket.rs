@@ -1,5 +1,6 @@
-//! Sockets in the network namespace of the calling thread. A socket stays in its namespace when it is passed to another
-//! thread and keeps the namespace alive, so none is held longer than an exchange.
+//! Sockets in the network namespace of the calling thread. A socket stays in its namespace when it
+//! is passed to another thread and keeps the namespace alive, so none is held longer than an
+//! exchange.
 
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -60,8 +61,9 @@ fn open_packet_socket(link: &LinkAddr, protocol: u16, filter: &[SockFilter]) -> 
     Ok(socket)
 }
 
-/// A UDP socket on the DHCPv6 client's port of a link-local address, and the multicast address of all servers.
-/// `AddrNotAvailable` during duplicate address detection, or without a link-local address.
+/// A UDP socket on the DHCPv6 client's port of a link-local address, and the multicast address of
+/// all servers. `AddrNotAvailable` during duplicate address detection, or without a link-local
+/// address.
 pub fn open_udp_v6(ifname: &str) -> io::Result<(Socket, SocketAddrV6)> {
     // Fails with the cause if the interface does not exist.
     let scope = u32::try_from(link_addr(ifname)?.ifindex()).unwrap_or_default();
@@ -144,10 +146,11 @@ pub fn find_interface(ifname: &str, cookie: Option<u64>) -> io::Result<FoundInte
     Ok(FoundInterface { cookie, index, mac: mac_address(ifname)? })
 }
 
-/// The present name of the interface with this index, which its container may have renamed. Without such an interface
-/// the name from before: another one may have replaced it.
+/// The present name of the interface with this index, which its container may have renamed. Without
+/// such an interface the name from before: another one may have replaced it.
 pub fn current_name(ifname: &str, index: Option<u32>) -> String {
-    // Not by if_indextoname(3): in musl it opens a socket of AF_UNIX, which the daemon's filter refuses.
+    // Not by if_indextoname(3): in musl it opens a socket of AF_UNIX, which the daemon's filter
+    // refuses.
     let index_of = |addr: &SockaddrStorage| u32::try_from(addr.as_link_addr()?.ifindex()).ok();
     let mut all = getifaddrs().into_iter().flatten();
     let present = index.and_then(|index| {
@@ -180,8 +183,8 @@ fn bpf_instruction(code: u32, jt: u8, jf: u8, k: u32) -> SockFilter {
     SockFilter::new(u16::try_from(code).unwrap_or(0), jt, jf, k)
 }
 
-/// Kernel filter for unfragmented UDP over IPv4 to the client's port with this `chaddr`: other traffic of the container
-/// does not fill the socket's buffer.
+/// Kernel filter for unfragmented UDP over IPv4 to the client's port with this `chaddr`: other
+/// traffic of the container does not fill the socket's buffer.
 fn client_message_filter(mac: [u8; 6]) -> [SockFilter; 13] {
     let [m0, m1, m2, m3, m4, m5] = mac;
     [
@@ -201,7 +204,8 @@ fn client_message_filter(mac: [u8; 6]) -> [SockFilter; 13] {
     ]
 }
 
-/// Kernel filter for ICMPv6 with the last 32 bits of `addr` in the target of Neighbor Solicitations and Advertisements.
+/// Kernel filter for ICMPv6 with the last 32 bits of `addr` in the target of Neighbor Solicitations
+/// and Advertisements.
 fn neighbour_filter(addr: Ipv6Addr) -> [SockFilter; 8] {
     let [.., a, b, c, d] = addr.octets();
     [

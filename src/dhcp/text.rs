@@ -27,7 +27,8 @@ pub fn decode_domains(bytes: &[u8]) -> Vec<String> {
     domains
 }
 
-/// The name at `at`, and the offset of the next one. Compression pointers must point backwards, so the loop ends.
+/// The name at `at`, and the offset of the next one. Compression pointers must point backwards, so
+/// the loop ends.
 fn name_at(bytes: &[u8], at: usize) -> Option<(String, usize)> {
     let mut name = String::new();
     let (mut at, mut limit, mut next) = (at, at, None);

@@ -11,8 +11,8 @@ pub type BootClockTime = Duration;
 
 pub const NEVER: BootClockTime = Duration::MAX;
 
-/// The wait after the second refusal, doubled for each further refusal and randomized by a third, because some servers
-/// offer the same address to all clients that start at the same time.
+/// The wait after the second refusal, doubled for each further refusal and randomized by a third,
+/// because some servers offer the same address to all clients that start at the same time.
 const AFTER_REFUSAL: Duration = Duration::from_millis(250);
 
 /// The current time. `CLOCK_BOOTTIME` advances during suspend, as the server's clock does.
@@ -72,8 +72,8 @@ impl RandomGenerator {
         (mean + spread.mul_f64(2.0 * self.next_fraction())).saturating_sub(spread)
     }
 
-    /// `time` minus up to 5 %, so that clients that started together do not renew together. Never later than `time`,
-    /// because the server may rely on T1 and T2.
+    /// `time` minus up to 5 %, so that clients that started together do not renew together. Never
+    /// later than `time`, because the server may rely on T1 and T2.
     pub fn slightly_earlier(&mut self, time: Duration) -> Duration {
         if time == NEVER {
             NEVER
@@ -94,7 +94,8 @@ pub struct LeaseTimers {
 }
 
 impl LeaseTimers {
-    /// The timers of a lease that was requested at `asked`, from T1, T2 and the lease time of the server.
+    /// The timers of a lease that was requested at `asked`, from T1, T2 and the lease time of the
+    /// server.
     pub fn new(
         asked: BootClockTime,
         [t1, t2, time]: [Duration; 3],
@@ -161,8 +162,8 @@ impl Default for ClientTiming {
 }
 
 impl ClientTiming {
-    /// The timeout of a message after `earlier` messages without a reply. RFC 2131 section 4.1 randomizes it by a
-    /// second, here by at most a quarter.
+    /// The timeout of a message after `earlier` messages without a reply. RFC 2131 section 4.1
+    /// randomizes it by a second, here by at most a quarter.
     pub fn message_timeout(&self, earlier: u32, random: &mut RandomGenerator) -> Duration {
         let doubled = self.first.saturating_mul(1 << earlier.min(16));
         let mean = doubled.min(self.most);

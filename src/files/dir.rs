@@ -1,9 +1,9 @@
 //! Directories of state.
 //!
-//! [`ensure_directory`] and [`require_own_directory`] are for directories that only their owner may write to: a user
-//! who could create a file there would control what the next command does as root. A [`OpenDirectory`] is an open
-//! directory; its files are opened by name from its descriptor and never through a symbolic link, so that a user who
-//! may write there cannot redirect root's writes.
+//! [`ensure_directory`] and [`require_own_directory`] are for directories that only their owner may
+//! write to: a user who could create a file there would control what the next command does as root.
+//! A [`OpenDirectory`] is an open directory; its files are opened by name from its descriptor and
+//! never through a symbolic link, so that a user who may write there cannot redirect root's writes.
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read};
@@ -18,7 +18,8 @@ use nix::unistd::{UnlinkatFlags, geteuid, linkat, unlinkat};
 
 use cni::files::{FileError, FileOperationContext, FileResult, create_new, remove_at};
 
-/// The errors of linkat(2) on file systems without hard links, such as exFAT and many of FUSE and SMB.
+/// The errors of linkat(2) on file systems without hard links, such as exFAT and many of FUSE and
+/// SMB.
 const NO_LINKS: [Errno; 5] =
     [Errno::EPERM, Errno::EOPNOTSUPP, Errno::ENOSYS, Errno::EMLINK, Errno::EXDEV];
 
@@ -42,8 +43,8 @@ impl OpenDirectory {
         Ok(OpenDirectory { path: path.to_owned(), dir: dir.into() })
     }
 
-    /// The directory of a network; `None` if there is none. The directory may be a symbolic link that this user owns,
-    /// for example to another disk; links of other users are not followed.
+    /// The directory of a network; `None` if there is none. The directory may be a symbolic link
+    /// that this user owns, for example to another disk; links of other users are not followed.
     pub(crate) fn open_network(
         data_dir: &Path,
         network: &str,
@@ -60,7 +61,8 @@ impl OpenDirectory {
     }
 
     fn open_linked(data_dir: &Path, path: PathBuf) -> FileResult<OpenDirectory> {
-        // Opens the link itself, so that the owner that is checked is that of the link that is read.
+        // Opens the link itself, so that the owner that is checked is that of the link that is
+        // read.
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let link = openat(AT_FDCWD, &path, flags, Mode::empty()).during("open", &path)?;
         let link = File::from(link);
@@ -109,9 +111,11 @@ impl OpenDirectory {
         &self.dir
     }
 
-    /// The names of all entries. Not by readdir(3), whose buffer in musl is 2 kB: a system call for every 60 leases.
+    /// The names of all entries. Not by readdir(3), whose buffer in musl is 2 kB: a system call for
+    /// every 60 leases.
     pub(crate) fn entry_names(&self) -> FileResult<Vec<String>> {
-        // Opens the directory again: the position in the listing belongs to the open file description.
+        // Opens the directory again: the position in the listing belongs to the open file
+        // description.
         let directory =
             openat(&self.dir, ".", DIRECTORY, Mode::empty()).during("list", &self.path)?;
         let (mut names, mut buffer) = (Vec::new(), Vec::with_capacity(LISTING_BUFFER));
@@ -178,8 +182,8 @@ impl OpenDirectory {
             .map(|()| file)
     }
 
-    /// Links a complete file of this directory into the directory `to`; false if the name is taken there. The name in
-    /// this directory may remain.
+    /// Links a complete file of this directory into the directory `to`; false if the name is taken
+    /// there. The name in this directory may remain.
     pub(crate) fn publish_file(
         &self,
         name: &str,
@@ -196,8 +200,9 @@ impl OpenDirectory {
         }
     }
 
-    /// For file systems without hard links: takes the name with an empty file, which is then replaced. The empty file
-    /// has the times of the file, so that a reader recognizes the leftover of a killed process after the next boot.
+    /// For file systems without hard links: takes the name with an empty file, which is then
+    /// replaced. The empty file has the times of the file, so that a reader recognizes the
+    /// leftover of a killed process after the next boot.
     fn publish_by_rename(&self, name: &str, to: &OpenDirectory, as_name: &str) -> io::Result<()> {
         let time = self.open_file(name, OFlag::O_RDONLY, Mode::empty())?.1.modified()?;
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
@@ -238,8 +243,8 @@ pub(crate) fn read_up_to(file: &mut File, meta: &Metadata, most: usize) -> io::R
     Ok(content)
 }
 
-/// Opens a regular file without following a link and without blocking: a FIFO or a device in its place would block the
-/// call forever, and a link could lead to any file.
+/// Opens a regular file without following a link and without blocking: a FIFO or a device in its
+/// place would block the call forever, and a link could lead to any file.
 pub(crate) fn open_regular(
     dir: impl AsFd,
     path: &Path,
@@ -260,8 +265,8 @@ pub(crate) fn open_regular(
 /// Write permission of the group and of all others.
 pub(super) const OTHERS_WRITE: u32 = 0o022;
 
-/// Creates the directory with `mode`, regardless of the umask, and its missing parents. A directory that exists must
-/// pass [`require_own_directory`].
+/// Creates the directory with `mode`, regardless of the umask, and its missing parents. A directory
+/// that exists must pass [`require_own_directory`].
 pub fn ensure_directory(dir: &Path, mode: u32) -> FileResult<()> {
     if require_own_directory(dir)? {
         return Ok(());
@@ -277,8 +282,8 @@ pub fn ensure_directory(dir: &Path, mode: u32) -> FileResult<()> {
     }
 }
 
-/// Whether the directory exists. Fails unless it is a directory, not a symbolic link, is owned by this user, and is
-/// not writable by others.
+/// Whether the directory exists. Fails unless it is a directory, not a symbolic link, is owned by
+/// this user, and is not writable by others.
 pub fn require_own_directory(dir: &Path) -> FileResult<bool> {
     let mut options = OpenOptions::new();
     let opened =

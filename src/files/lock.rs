@@ -19,19 +19,20 @@ use crate::trace;
 use cni::files::{FileError, FileOperationContext, FileResult, remove_file};
 use cni::sort::sort_by_key;
 
-/// The default timeout of a store's lock. Commands of this program hold the lock for milliseconds, those of the
-/// reference with 60,000 leases for seconds.
+/// The default timeout of a store's lock. Commands of this program hold the lock for milliseconds,
+/// those of the reference with 60,000 leases for seconds.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a deletion waits for an attachment's lock before it continues without the lock. A process that may hold
-/// another lock waits as long: two such processes may wait for each other.
+/// How long a deletion waits for an attachment's lock before it continues without the lock. A
+/// process that may hold another lock waits as long: two such processes may wait for each other.
 pub const BRIEF: Duration = Duration::from_secs(2);
 
 /// Read access is enough for flock(2), and possible if the file system became read-only.
 const FLAGS: OFlag = OFlag::O_RDONLY.union(OFlag::O_CREAT);
 const MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR).union(Mode::S_IRGRP);
 
-/// The directory of locks for state outside of the networks' directories: owned by root, and not visible in containers.
+/// The directory of locks for state outside of the networks' directories: owned by root, and not
+/// visible in containers.
 const TURNS: &str = "/run/cni/cnibox";
 /// The prefix and the suffix of the names of containers' locks.
 const OF_NETNS: (&str, &str) = ("netns-", ".lock");
@@ -68,14 +69,15 @@ impl FileLock {
         FileLock::acquire_within(path, Duration::MAX)
     }
 
-    /// Waits at most [`TIMEOUT`] for the lock `name` of this host, for state outside of the networks' directories.
-    /// `None` if the directory of these locks cannot be used: the caller proceeds without a lock.
+    /// Waits at most [`TIMEOUT`] for the lock `name` of this host, for state outside of the
+    /// networks' directories. `None` if the directory of these locks cannot be used: the caller
+    /// proceeds without a lock.
     pub fn acquire_host_lock(name: &str) -> FileResult<Option<FileLock>> {
         FileLock::acquire_in_lock_directory(name, |path| FileLock::acquire_within(path, TIMEOUT))
     }
 
-    /// As [`FileLock::acquire_host_lock`], for the lock of an attachment, whose file is removed with the lock. Waits at
-    /// most `timeout`.
+    /// As [`FileLock::acquire_host_lock`], for the lock of an attachment, whose file is removed
+    /// with the lock. Waits at most `timeout`.
     pub fn acquire_attachment_lock(
         instance: &str,
         timeout: Duration,
@@ -113,8 +115,8 @@ impl FileLock {
         }
     }
 
-    /// Waits for the lock on a container's rules and routes. It is not a lock on the namespace's file, which any
-    /// process in the container could hold.
+    /// Waits for the lock on a container's rules and routes. It is not a lock on the namespace's
+    /// file, which any process in the container could hold.
     pub fn acquire_netns_lock(netns: &Netns) -> cni::error::Result<Option<FileLock>> {
         let (device, inode) = netns.device_and_inode()?;
         let (prefix, suffix) = OF_NETNS;
@@ -163,13 +165,14 @@ impl FileLock {
         FileLock::wait_for_lock(open_lock_file(path)?, path, timeout)
     }
 
-    /// As [`FileLock::acquire_within`], for a lock file that is removed with the lock, so that a container leaves no
-    /// lock file.
+    /// As [`FileLock::acquire_within`], for a lock file that is removed with the lock, so that a
+    /// container leaves no lock file.
     fn acquire_with_removal(path: &Path, timeout: Duration) -> FileResult<FileLock> {
         let (start, mut left) = (Instant::now(), timeout);
         loop {
             let lock = FileLock::acquire_within(path, left)?;
-            // The former holder has removed the file that this process waited for: others use a new one.
+            // The former holder has removed the file that this process waited for: others use a new
+            // one.
             if let Some(lock) = lock.with_file_removal(path) {
                 return Ok(lock);
             }
@@ -177,8 +180,9 @@ impl FileLock {
         }
     }
 
-    /// The lock, whose file ends with it; `None` if the file is no longer at `path`. The file at `path` stays the same
-    /// while its lock is held, because only the holder removes it. The file has no other name.
+    /// The lock, whose file ends with it; `None` if the file is no longer at `path`. The file at
+    /// `path` stays the same while its lock is held, because only the holder removes it. The
+    /// file has no other name.
     fn with_file_removal(mut self, path: &Path) -> Option<FileLock> {
         let is_there = self.file.metadata().ok()?.nlink() > 0;
         self.passing = is_there.then(|| path.to_owned());
@@ -211,7 +215,8 @@ impl FileLock {
                     outcome => break outcome,
                 }
             };
-            // Dropped before sending: the receiver of the outcome must be the only holder of the lock.
+            // Dropped before sending: the receiver of the outcome must be the only holder of the
+            // lock.
             drop(waiting);
             drop(done.send(outcome));
         };
@@ -257,8 +262,9 @@ fn describe_holder(file: &File) -> String {
     }
 }
 
-/// The process in a line such as `1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF`; lines of waiting
-/// processes have an arrow. A file system with several devices may show another device than stat(2) does.
+/// The process in a line such as `1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF`; lines of
+/// waiting processes have an arrow. A file system with several devices may show another device than
+/// stat(2) does.
 fn holder_pid(locks: &str, dev: u64, ino: u64) -> Option<u32> {
     let held = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();

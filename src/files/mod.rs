@@ -1,5 +1,5 @@
-//! Files that outlive a call: locks, and directories that others may write to. Reading and atomic replacement are in
-//! [`cni::files`].
+//! Files that outlive a call: locks, and directories that others may write to. Reading and atomic
+//! replacement are in [`cni::files`].
 //!
 //! | file | |
 //! | --- | --- |

@@ -30,7 +30,8 @@ impl RotatingLog {
         PathBuf::from(format!("{}.1", self.path.display()))
     }
 
-    /// Appends a line, which ends in a newline, in one write: lines of several processes do not mix.
+    /// Appends a line, which ends in a newline, in one write: lines of several processes do not
+    /// mix.
     pub fn append_line(&self, line: &str) -> FileResult<()> {
         if let Some(dir) = self.path.parent() {
             ensure_directory(dir, 0o700)?;
@@ -43,7 +44,8 @@ impl RotatingLog {
         if file.write(line.as_bytes()).during("write", &self.path)? < line.len() {
             return Err(FileError::new("write", &self.path, io::ErrorKind::StorageFull));
         }
-        // The process that gets the lock renames the file, unless another process has renamed it; no process waits.
+        // The process that gets the lock renames the file, unless another process has renamed it;
+        // no process waits.
         if meta.len() + line.len() as u64 > self.limit
             && let Some(_lock) = FileLock::try_acquire_open(file, &self.path)?
             && self.path.metadata().is_ok_and(|now| now.ino() == meta.ino())
@@ -53,7 +55,8 @@ impl RotatingLog {
         Ok(())
     }
 
-    /// The lines, oldest first. Concurrent writers may exceed the limit of a file: twice the limit is read of each.
+    /// The lines, oldest first. Concurrent writers may exceed the limit of a file: twice the limit
+    /// is read of each.
     pub fn read_lines(&self) -> FileResult<String> {
         let mut text = String::new();
         for path in [self.older_path(), self.path.clone()] {

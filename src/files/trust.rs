@@ -1,9 +1,9 @@
 //! The directories whose files are trusted, because only root of the node can have written them.
 //!
-//! The author of a configuration names a directory by `dataDir`, whose files decide what DEL does as root. Their owner
-//! proves nothing: without a user namespace uid 0 of a container is also uid 0 of the node, and can create directories
-//! with any mode in its volumes. The place is the proof: no container has [`PLACES`], and only root of the node can
-//! replace a directory on the path.
+//! The author of a configuration names a directory by `dataDir`, whose files decide what DEL does
+//! as root. Their owner proves nothing: without a user namespace uid 0 of a container is also uid 0
+//! of the node, and can create directories with any mode in its volumes. The place is the proof: no
+//! container has [`PLACES`], and only root of the node can replace a directory on the path.
 
 use std::ffi::OsString;
 use std::fs::{self, Metadata};
@@ -34,9 +34,10 @@ const REMEDY: &str = "its files decide what DEL does as root, so only root may b
                       there: name a directory below /run/cni or /var/lib/cni; \"chown root\" and \
                       \"chmod go-w\" close a directory to others";
 
-/// The path of the directory of a `dataDir` without symbolic links, if the directory is below [`PLACES`], and it and
-/// every directory and symbolic link on the way belong to root and cannot be written or replaced by others. What is
-/// missing can be created by root only. Fails with code 7 otherwise.
+/// The path of the directory of a `dataDir` without symbolic links, if the directory is below
+/// [`PLACES`], and it and every directory and symbolic link on the way belong to root and cannot be
+/// written or replaced by others. What is missing can be created by root only. Fails with code 7
+/// otherwise.
 pub fn resolve_data_dir(path: &Path) -> Result<PathBuf> {
     require_data_dir_path(path)?;
     let refuse = |why: String| {
@@ -52,8 +53,8 @@ pub fn resolve_data_dir(path: &Path) -> Result<PathBuf> {
     Ok(found)
 }
 
-/// The path, without symbolic links, of the file `name` in a directory of policies below [`PLACES`] or `/etc/cni`; only
-/// root can write or replace the file. Fails with code 7 otherwise.
+/// The path, without symbolic links, of the file `name` in a directory of policies below [`PLACES`]
+/// or `/etc/cni`; only root can write or replace the file. Fails with code 7 otherwise.
 pub fn resolve_policy_file(directory: &Path, name: &str) -> Result<PathBuf> {
     let path = directory.join(name);
     let refuse = |why: String| {
@@ -81,7 +82,8 @@ pub fn resolve_policy_file(directory: &Path, name: &str) -> Result<PathBuf> {
 pub fn create_data_dir(path: &Path, mode: u32) -> Result<PathBuf> {
     let found = resolve_data_dir(path)?;
     ensure_directory(&found, mode)?;
-    // A missing directory proves nothing: in a directory with the sticky bit others could have created it meanwhile.
+    // A missing directory proves nothing: in a directory with the sticky bit others could have
+    // created it meanwhile.
     resolve_data_dir(path)
 }
 
@@ -99,7 +101,8 @@ pub fn require_data_dir_path(path: &Path) -> Result<()> {
 fn resolve_links(path: &Path) -> Result<PathBuf, String> {
     let failed = |at: &Path, error| format!("{}: {}", at.display(), cni::error::io_text(&error));
     let root = Path::new("/");
-    // In a user namespace, root of the node is a user without a number. The owner of `/` can replace everything.
+    // In a user namespace, root of the node is a user without a number. The owner of `/` can
+    // replace everything.
     let owners = [geteuid().as_raw(), fs::metadata(root).map_err(|e| failed(root, e))?.uid()];
     let (mut at, mut left, mut links) = (root.to_owned(), reversed_names(path), 0);
     while let Some(name) = left.pop() {
@@ -142,7 +145,8 @@ fn reversed_names(path: &Path) -> Vec<OsString> {
     names.rev().map(|part| part.as_os_str().to_owned()).collect()
 }
 
-/// Whether nobody but root can replace what is at `path`, nor, without the sticky bit, what is in it.
+/// Whether nobody but root can replace what is at `path`, nor, without the sticky bit, what is in
+/// it.
 fn require_safe(path: &Path, meta: &Metadata, owners: [u32; 2]) -> Result<(), String> {
     let path = path.display();
     if !owners.contains(&meta.uid()) {

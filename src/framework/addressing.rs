@@ -1,4 +1,5 @@
-//! Addresses and routes of a configuration that no container can use, for `cnibox lint` and the warnings of ADD.
+//! Addresses and routes of a configuration that no container can use, for `cnibox lint` and the
+//! warnings of ADD.
 
 use std::net::IpAddr;
 
@@ -9,8 +10,8 @@ use cni::error::Error;
 use cni::sort::collect_set;
 use cni::{CniResult, IpConfig, NetworkConfig, ResultRoute};
 
-/// "network" or "broadcast" for an address that no host of the subnet can have; `None` for all others. IPv6 has no
-/// broadcast address.
+/// "network" or "broadcast" for an address that no host of the subnet can have; `None` for all
+/// others. IPv6 has no broadcast address.
 pub fn reserved_address_kind(ip: IpAddr, subnet: IpNet) -> Option<&'static str> {
     let is_wide = subnet.max_prefix_len() - subnet.prefix_len() > 1;
     match ip {
@@ -21,8 +22,8 @@ pub fn reserved_address_kind(ip: IpAddr, subnet: IpNet) -> Option<&'static str> 
     }
 }
 
-/// Warns of routes of a family in which the interface has no address, and of default routes that are written like
-/// subnets. Without addresses, which the runtime supplies, only of the latter.
+/// Warns of routes of a family in which the interface has no address, and of default routes that
+/// are written like subnets. Without addresses, which the runtime supplies, only of the latter.
 pub fn route_warnings(ips: &[IpConfig], routes: &[ResultRoute]) -> Vec<Error> {
     let mut warnings = Vec::new();
     for ResultRoute { dst, .. } in routes {
@@ -43,8 +44,8 @@ pub fn route_warnings(ips: &[IpConfig], routes: &[ResultRoute]) -> Vec<Error> {
     warnings
 }
 
-/// Warns of gateways that the interface cannot reach: outside of all subnets, without a route to them. ptp adds the
-/// routes itself.
+/// Warns of gateways that the interface cannot reach: outside of all subnets, without a route to
+/// them. ptp adds the routes itself.
 pub fn gateway_warnings(
     net: &NetworkConfig,
     ips: &[IpConfig],

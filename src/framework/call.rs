@@ -24,8 +24,8 @@ pub struct PluginCall<'a> {
     pub caller: PluginCaller,
     /// The turn of the attachment; calls of delegates share it.
     pub turn: AttachmentTurn,
-    /// `CNIBOX_TURN`: the [instance](AttachmentId::instance_id) of the attachment whose lock the calling process holds,
-    /// if it is a plugin of this program; else empty.
+    /// `CNIBOX_TURN`: the [instance](AttachmentId::instance_id) of the attachment whose lock the
+    /// calling process holds, if it is a plugin of this program; else empty.
     pub turn_of_caller: String,
 }
 
@@ -61,11 +61,11 @@ pub enum PluginCaller {
     Runtime,
     /// `cnibox lint`, in its process: STATUS restores nothing.
     Lint,
-    /// `cnibox gc`, in its process, for an attachment that has ended. It holds the attachment's lock, and removes
-    /// leases and record itself.
+    /// `cnibox gc`, in its process, for an attachment that has ended. It holds the attachment's
+    /// lock, and removes leases and record itself.
     Collector,
-    /// Another plugin of this executable, in its process, after its own checks. With the host's end of the attachment's
-    /// veth pair, if the plugin has created one.
+    /// Another plugin of this executable, in its process, after its own checks. With the host's end
+    /// of the attachment's veth pair, if the plugin has created one.
     Plugin(Option<HostVeth>),
 }
 
@@ -80,8 +80,9 @@ impl AppletTable {
         self.applets.iter().find(|applet| applet.name == name)
     }
 
-    /// The applet of an executable with this file name: the applet of exactly this name, else the plugin with the
-    /// longest name that the file name ends in after a hyphen, as in `buildkit-cni-bridge`.
+    /// The applet of an executable with this file name: the applet of exactly this name, else the
+    /// plugin with the longest name that the file name ends in after a hyphen, as in
+    /// `buildkit-cni-bridge`.
     pub fn find_by_file_name(&self, name: &str) -> Option<&'static Applet> {
         self.find_applet(name).or_else(|| {
             self.applets
@@ -163,7 +164,8 @@ pub struct BuiltinPlugin {
     pub kind: AppletKind,
     /// The supported versions of the specification.
     pub versions: &'static [SpecVersion],
-    /// Whether ADD connects the container to anything; then ADD and DEL have the [turn](super::turn).
+    /// Whether ADD connects the container to anything; then ADD and DEL have the
+    /// [turn](super::turn).
     pub connects: bool,
     /// Runs a verb. ADD alone has a result.
     pub run: PluginFunction,

@@ -63,26 +63,27 @@ impl<'a> CallContext<'a> {
         }
     }
 
-    /// Whether the call only removes (DEL, GC). A mistake that was made in the configuration after ADD must not prevent
-    /// that.
+    /// Whether the call only removes (DEL, GC). A mistake that was made in the configuration after
+    /// ADD must not prevent that.
     pub(super) fn is_removal(&self) -> bool {
         self.verb.only_removes()
     }
 
-    /// The plugin's keys of the configuration. For DEL and GC a key that does not decode counts as absent, with a
-    /// warning.
+    /// The plugin's keys of the configuration. For DEL and GC a key that does not decode counts as
+    /// absent, with a warning.
     pub(super) fn decode_keys<K: DeserializeOwned>(&self) -> Result<K> {
         self.net.decode_keys(self.is_removal().then_some(&warn_absent_key))
     }
 
-    /// Whether the call is `cnibox gc`'s DEL of an attachment that has ended: its links are gone, links with its names
-    /// are of a later container, and its leases are released by what proves their end.
+    /// Whether the call is `cnibox gc`'s DEL of an attachment that has ended: its links are gone,
+    /// links with its names are of a later container, and its leases are released by what
+    /// proves their end.
     pub fn is_collected(&self) -> bool {
         self.call.is_collected()
     }
 
-    /// Decodes a part of the configuration, absent as its default. For DEL and GC a key that does not decode counts as
-    /// absent, with a warning.
+    /// Decodes a part of the configuration, absent as its default. For DEL and GC a key that does
+    /// not decode counts as absent, with a warning.
     pub fn decode_part<T: Default + DeserializeOwned>(&self, part: Option<&Json>) -> Result<T> {
         let Some(json) = part else { return Ok(T::default()) };
         if self.is_removal() {
@@ -97,8 +98,8 @@ impl<'a> CallContext<'a> {
         &self.filter
     }
 
-    /// Masquerades the addresses of the result with the configured back end, else the default one. The caller has
-    /// [recorded](CallContext::record_attachment) the attachment.
+    /// Masquerades the addresses of the result with the configured back end, else the default one.
+    /// The caller has [recorded](CallContext::record_attachment) the attachment.
     pub fn masquerade_result(
         &'a self,
         configured: Option<RuleBackend>,
@@ -139,22 +140,23 @@ impl<'a> CallContext<'a> {
         self.end.set(end);
     }
 
-    /// The host's end of the attachment's veth pair, created by this plugin, else by the plugin that calls this one in
-    /// the same process.
+    /// The host's end of the attachment's veth pair, created by this plugin, else by the plugin
+    /// that calls this one in the same process.
     pub fn host_end(&self) -> Option<HostVeth> {
         let of_caller = if let PluginCaller::Plugin(end) = self.call.caller { end } else { None };
         self.end.get().or(of_caller)
     }
 
-    /// For STATUS: as [`host_netlink`](CallContext::host_netlink), but fails without the capability `CAP_NET_ADMIN`.
+    /// For STATUS: as [`host_netlink`](CallContext::host_netlink), but fails without the capability
+    /// `CAP_NET_ADMIN`.
     pub fn usable_host_netlink(&self) -> Result<&Netlink> {
         let host = self.host_netlink().or_unavailable()?;
         host.require_net_admin().or_unavailable()?;
         Ok(host)
     }
 
-    /// `CNI_ARGS`, for a plugin that reads its keys `known`. Plugins without documented keys do not parse
-    /// `CNI_ARGS`.
+    /// `CNI_ARGS`, for a plugin that reads its keys `known`. Plugins without documented keys do not
+    /// parse `CNI_ARGS`.
     pub fn parse_args(&self, known: &[&str]) -> Result<CniArgPairs> {
         CniArgPairs::parse(&self.call.env.args, known)
     }
@@ -170,8 +172,8 @@ impl<'a> CallContext<'a> {
         &self.call.env.args
     }
 
-    /// Fails if a result of this version cannot represent these addresses: before 0.3.0 there is at most one of each
-    /// family. `is_ipv4` is the family of each address.
+    /// Fails if a result of this version cannot represent these addresses: before 0.3.0 there is at
+    /// most one of each family. `is_ipv4` is the family of each address.
     pub fn require_one_per_family(&self, is_ipv4: impl Iterator<Item = bool>) -> Result<()> {
         let (v4, v6): (Vec<bool>, Vec<bool>) = is_ipv4.partition(|is_ipv4| *is_ipv4);
         let version = self.version;
@@ -182,14 +184,14 @@ impl<'a> CallContext<'a> {
         Err(Error::config(msg))
     }
 
-    /// The MTU for interface objects of results of this version, which have one since 1.1.0. Older results are compared
-    /// without it.
+    /// The MTU for interface objects of results of this version, which have one since 1.1.0. Older
+    /// results are compared without it.
     pub fn reported_mtu(&self, mtu: u32) -> u32 {
         if self.version >= SpecVersion::V1_1_0 { mtu } else { 0 }
     }
 
-    /// Completes the result of an interface plugin: removes MTUs and PCI functions that the version does not have, and
-    /// replaces the IPAM plugin's `dns` by the configuration's.
+    /// Completes the result of an interface plugin: removes MTUs and PCI functions that the version
+    /// does not have, and replaces the IPAM plugin's `dns` by the configuration's.
     pub fn finish_result(&self, result: &mut CniResult) {
         for interface in &mut result.interfaces {
             interface.mtu = self.reported_mtu(interface.mtu);

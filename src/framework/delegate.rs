@@ -1,7 +1,8 @@
 //! Calls another plugin: as a function if it is in this executable, else as a process.
 //!
-//! The plugin is always looked up on `CNI_PATH`, so that a foreign `host-local` earlier in the path is used. Both ways
-//! have the same outcome: the result passes through the version's layout, errors keep their code and message.
+//! The plugin is always looked up on `CNI_PATH`, so that a foreign `host-local` earlier in the path
+//! is used. Both ways have the same outcome: the result passes through the version's layout, errors
+//! keep their code and message.
 
 use std::cell::OnceCell;
 use std::net::IpAddr;
@@ -75,8 +76,8 @@ impl<'a> CallContext<'a> {
         if self.has_ipam() { call(self) } else { Ok(()) }
     }
 
-    /// The configuration's IPAM plugin. An interface plugin is refused, whichever executable has its name: it would
-    /// call its IPAM plugin, which is itself, without end.
+    /// The configuration's IPAM plugin. An interface plugin is refused, whichever executable has
+    /// its name: it would call its IPAM plugin, which is itself, without end.
     pub fn ipam_plugin(&'a self) -> Result<DelegatePlugin<'a>> {
         let name = &self.net.ipam_type;
         match self.call.table.find_plugin(name) {
@@ -92,9 +93,9 @@ impl<'a> CallContext<'a> {
         }
     }
 
-    /// Requests addresses from the configuration's IPAM plugin and registers their release: after the links with the
-    /// addresses are deleted, or before, if it [needs the link](CallContext::ipam_needs_link). The result is of the
-    /// newest version.
+    /// Requests addresses from the configuration's IPAM plugin and registers their release: after
+    /// the links with the addresses are deleted, or before, if it [needs the
+    /// link](CallContext::ipam_needs_link). The result is of the newest version.
     pub fn ipam_add(&'a self, undo: &mut Rollback<'a>) -> Result<CniResult> {
         let ipam = self.ipam_plugin()?;
         let releaser = ipam.clone();
@@ -129,10 +130,11 @@ impl<'a> CallContext<'a> {
         Ok(result)
     }
 
-    /// Rolls back an ADD of the IPAM plugin with this outcome. host-local of this executable has rolled back its own
-    /// failure, and otherwise loses the addresses that this ADD has reserved. Another IPAM plugin gets a DEL, also
-    /// after its failure (spec, section 4, "Delegated plugins"), unless the names are those of an earlier instance,
-    /// whose addresses it would release.
+    /// Rolls back an ADD of the IPAM plugin with this outcome. host-local of this executable has
+    /// rolled back its own failure, and otherwise loses the addresses that this ADD has
+    /// reserved. Another IPAM plugin gets a DEL, also after its failure (spec, section 4,
+    /// "Delegated plugins"), unless the names are those of an earlier instance, whose addresses
+    /// it would release.
     fn release_added(
         &self,
         ipam: &DelegatePlugin<'_>,
@@ -147,7 +149,8 @@ impl<'a> CallContext<'a> {
             Some(Err(_)) if is_own_leaser => Ok(()),
             Some(Err(_)) | None if self.has_earlier_instance() => Ok(()),
             _ => match ipam.run_verb(CniVerb::Del) {
-                // DEL fails for the same reason as ADD, such as an invalid configuration: there is nothing to undo.
+                // DEL fails for the same reason as ADD, such as an invalid configuration: there is
+                // nothing to undo.
                 Err(e) if matches!(outcome, Some(Err(add)) if add.message() == e.message()) => {
                     Ok(())
                 }
@@ -156,8 +159,8 @@ impl<'a> CallContext<'a> {
         }
     }
 
-    /// For a failed ADD: whether the attachment may exist in another namespace, by its record or by the label of a link
-    /// on the host.
+    /// For a failed ADD: whether the attachment may exist in another namespace, by its record or by
+    /// the label of a link on the host.
     fn has_earlier_instance(&self) -> bool {
         let (owner, netns) =
             (self.attachment_id(), NetnsIdentity::at_path(Path::new(&self.call.env.netns)));
@@ -171,13 +174,15 @@ impl<'a> CallContext<'a> {
                 .any(|link| owner.owns_comment(Some(&link.alias)) && Some(link.index) != own)
     }
 
-    /// Whether addresses are requested and released through the container's interface, which must exist and be up, as
-    /// with dhcp. All other addresses are released after the interface is deleted.
+    /// Whether addresses are requested and released through the container's interface, which must
+    /// exist and be up, as with dhcp. All other addresses are released after the interface is
+    /// deleted.
     pub fn ipam_needs_link(&self) -> bool {
         self.net.ipam_type == "dhcp"
     }
 
-    /// Releases the attachment's addresses, also if the configuration has got another IPAM plugin since ADD.
+    /// Releases the attachment's addresses, also if the configuration has got another IPAM plugin
+    /// since ADD.
     pub fn ipam_del(&'a self) -> Result<()> {
         let mut failures = Failures::new();
         failures.keep_error(self.if_ipam(|cx| match cx.ipam_plugin() {
@@ -195,8 +200,8 @@ impl<'a> CallContext<'a> {
         failures.into_result()
     }
 
-    /// Whether `ipam.type` is a plugin of another kind, or the name of an IPAM plugin of this executable with a
-    /// mistake.
+    /// Whether `ipam.type` is a plugin of another kind, or the name of an IPAM plugin of this
+    /// executable with a mistake.
     fn is_wrong_ipam(&self) -> bool {
         let (table, name) = (self.call.table, &self.net.ipam_type);
         let kind = |name: &str| table.find_plugin(name).map(|plugin| plugin.kind);
@@ -228,8 +233,9 @@ impl<'a> DelegatePlugin<'a> {
         self
     }
 
-    /// Runs the plugin with this call's environment and standard input and the given verb. The details of its errors
-    /// name the plugin, except for errors about the configuration, whose details name a key.
+    /// Runs the plugin with this call's environment and standard input and the given verb. The
+    /// details of its errors name the plugin, except for errors about the configuration, whose
+    /// details name a key.
     pub fn run_verb(&self, verb: CniVerb) -> Result<Option<CniResult>> {
         let span = trace::begin_span("delegate");
         span.add_text("cni.plugin", || self.name);
@@ -275,7 +281,8 @@ impl<'a> DelegatePlugin<'a> {
         self.env.container_id == call.container_id && self.env.ifname == call.ifname
     }
 
-    /// Repairs the attachment, if the plugin is in this executable; foreign plugins have no such function.
+    /// Repairs the attachment, if the plugin is in this executable; foreign plugins have no such
+    /// function.
     pub fn repair_attachment(&self, repairs: &mut RepairFindings) -> Result<()> {
         match &self.program {
             DelegateProgram::Own(plugin) => {
@@ -287,7 +294,8 @@ impl<'a> DelegatePlugin<'a> {
 
     fn execute_foreign(&self, path: &Path, verb: CniVerb) -> Result<Option<CniResult>> {
         let env = self.env.with_verb(verb);
-        // The process inherits the other variables; a variable that is unset in both environments stays unset.
+        // The process inherits the other variables; a variable that is unset in both environments
+        // stays unset.
         let inherited = self.cx.call.env.to_variables();
         let mut given = Vec::new();
         for ((key, value), (_, old)) in env.to_variables().into_iter().zip(inherited) {

@@ -1,4 +1,5 @@
-//! Decodes and checks a call (names, version, namespace, configuration, `prevResult`) and calls the plugin's method.
+//! Decodes and checks a call (names, version, namespace, configuration, `prevResult`) and calls the
+//! plugin's method.
 
 use super::call::{
     Applet, AppletKind, AppletMain, BuiltinPlugin, ConfigRemarks, PluginCall, PluginCaller,
@@ -41,11 +42,11 @@ impl Applet {
     }
 }
 
-/// Runs `P` for a call whose environment was checked ([`CallEnvironment::require_variables`]). The result is within the
-/// limits of the configuration's version.
+/// Runs `P` for a call whose environment was checked ([`CallEnvironment::require_variables`]). The
+/// result is within the limits of the configuration's version.
 ///
-/// The compiler generates this function for each plugin, so the parts that are the same for all plugins are in
-/// functions without the type parameter.
+/// The compiler generates this function for each plugin, so the parts that are the same for all
+/// plugins are in functions without the type parameter.
 fn dispatch_call<P: Plugin>(call: &PluginCall<'_>) -> Result<Option<CniResult>> {
     let cx = &prepare_call(call, P::VERSIONS)?;
     let conf = cx.decode_keys()?;
@@ -114,7 +115,8 @@ fn prepare_call<'a>(
     Ok(CallContext::new(call, request))
 }
 
-/// The request of an ADD. For a plugin that `connects`, what an earlier container of this name left is removed.
+/// The request of an ADD. For a plugin that `connects`, what an earlier container of this name left
+/// is removed.
 fn begin_add(cx: &CallContext<'_>, connects: bool) -> Result<AddRequest> {
     let env = &cx.call.env;
     let sandbox = ContainerSandbox::at_path(&env.netns);
@@ -136,8 +138,8 @@ fn begin_add(cx: &CallContext<'_>, connects: bool) -> Result<AddRequest> {
     Ok(req)
 }
 
-/// The result of a completed ADD in the version of the request; `run` undoes the ADD if that version cannot represent
-/// it.
+/// The result of a completed ADD in the version of the request; `run` undoes the ADD if that
+/// version cannot represent it.
 fn end_add(
     cx: &CallContext<'_>,
     plugin: &str,
@@ -180,8 +182,8 @@ fn begin_gc(
     valid.map(|valid| cx.gc_request(plugin, valid)).transpose()
 }
 
-/// Restores protections of the host that a flush of rules may have removed, also if the plugin has no rules: containers
-/// would reach the host's loopback addresses until a plugin with rules runs.
+/// Restores protections of the host that a flush of rules may have removed, also if the plugin has
+/// no rules: containers would reach the host's loopback addresses until a plugin with rules runs.
 fn restore_protection(cx: &CallContext<'_>) {
     if cx.call.caller == PluginCaller::Runtime
         && let Err(error) = localhost::restore_if_flushed(cx.packet_filter())
@@ -196,8 +198,9 @@ fn check_request(cx: &CallContext<'_>) -> Result<CheckRequest> {
     Ok(CheckRequest { id, sandbox, ifname, prev: cx.net.prev_result(cx.version, None)? })
 }
 
-/// The request of a DEL. A plugin that `connects` takes the attachment's lock. A namespace that no longer exists is not
-/// an error. A namespace that cannot be opened is treated as absent and reported at the end, so that no address leaks.
+/// The request of a DEL. A plugin that `connects` takes the attachment's lock. A namespace that no
+/// longer exists is not an error. A namespace that cannot be opened is treated as absent and
+/// reported at the end, so that no address leaks.
 fn begin_del(cx: &CallContext<'_>, connects: bool) -> Result<(DelRequest, Result<()>)> {
     let (id, ifname) = parse_names(&cx.call.env)?;
     let (netns, trouble) = match usable_namespace(cx.call) {
@@ -238,8 +241,8 @@ fn parse_names(env: &CallEnvironment) -> Result<(ContainerId, InterfaceName)> {
     Ok((ContainerId::parse(&env.container_id)?, InterfaceName::parse(&env.ifname)?))
 }
 
-/// If the process in a path such as `/proc/4711/ns/net` has ended, its id may belong to a process of the host, whose
-/// interfaces must not be changed.
+/// If the process in a path such as `/proc/4711/ns/net` has ended, its id may belong to a process
+/// of the host, whose interfaces must not be changed.
 fn is_own_namespace(env: &CallEnvironment, netns: &Netns) -> Result<bool> {
     if env.overrides_netns_check() {
         return Ok(false);

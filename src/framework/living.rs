@@ -1,9 +1,10 @@
 //! GC of attachments that the runtime does not list although they live.
 //!
-//! A runtime lists what it has attached itself. Another runtime of the node, or multus, may have attached other
-//! containers to the same network: CRI-O sends a GC for each network of its directory, also for those that only multus
-//! uses. An attachment stays if the kernel shows that it lives and the cache of some runtime has it. libcni deletes
-//! what its own cache has before it sends GC, so such a cache is another runtime's.
+//! A runtime lists what it has attached itself. Another runtime of the node, or multus, may have
+//! attached other containers to the same network: CRI-O sends a GC for each network of its
+//! directory, also for those that only multus uses. An attachment stays if the kernel shows that it
+//! lives and the cache of some runtime has it. libcni deletes what its own cache has before it
+//! sends GC, so such a cache is another runtime's.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -25,7 +26,8 @@ const CACHES: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/multus/results"
 const KIND: &str = "cniCacheV1";
 /// The suffix of the names of files whose attachments are only in their content.
 const HASHED: &str = ".hashed";
-/// Limit of a file's size in bytes: a configuration in base64, and a result, of the maximum size each.
+/// Limit of a file's size in bytes: a configuration in base64, and a result, of the maximum size
+/// each.
 const MAX_BYTES: usize = 40 << 20;
 
 /// An attachment in a cache.
@@ -35,8 +37,8 @@ struct CachedName {
     netns: String,
 }
 
-/// The attachments of the network that the cache has, and the list lacks. A file is read only if its name is not that
-/// of an attachment in the list.
+/// The attachments of the network that the cache has, and the list lacks. A file is read only if
+/// its name is not that of an attachment in the list.
 fn read_unlisted(cache: &Path, network: &str, valid: &[ValidAttachment]) -> Vec<CachedName> {
     let prefix = format!("{network}-");
     let listed = |name: &str| {
@@ -62,8 +64,9 @@ fn read_unlisted(cache: &Path, network: &str, valid: &[ValidAttachment]) -> Vec<
         .collect()
 }
 
-/// Whether a cache may have an attachment of the container, in any network: by the names of the files, and the content
-/// of those with a hashed name. A directory that cannot be read may have one.
+/// Whether a cache may have an attachment of the container, in any network: by the names of the
+/// files, and the content of those with a hashed name. A directory that cannot be read may have
+/// one.
 pub(super) fn may_be_cached(id: &str) -> bool {
     let may_name_it = |cache: &Path| match fs::read_dir(cache) {
         Err(e) => e.kind() != ErrorKind::NotFound,
@@ -79,7 +82,8 @@ pub(super) fn may_be_cached(id: &str) -> bool {
 }
 
 impl CallContext<'_> {
-    /// The attachments that live and are in a cache, without those in the list of valid attachments.
+    /// The attachments that live and are in a cache, without those in the list of valid
+    /// attachments.
     pub(super) fn find_living(&self, valid: &[ValidAttachment]) -> Result<Vec<ValidAttachment>> {
         let network = self.net.name.as_str();
         let (mut living, mut links) = (Vec::new(), None);
@@ -108,9 +112,9 @@ impl CallContext<'_> {
     }
 }
 
-/// Whether the kernel shows that an attachment lives: its pair has an end on the host and one elsewhere, or there is an
-/// interface of its name in the namespace at `netns`. An attachment whose record proves its end is not alive, whatever
-/// has its names now.
+/// Whether the kernel shows that an attachment lives: its pair has an end on the host and one
+/// elsewhere, or there is an interface of its name in the namespace at `netns`. An attachment whose
+/// record proves its end is not alive, whatever has its names now.
 fn is_shown_alive(owner: AttachmentId<'_>, netns: &str, links: &[Link]) -> bool {
     if AttachmentRecord::find_by_attachment(owner).is_some_and(|record| record.is_gone()) {
         return false;
@@ -150,7 +154,8 @@ mod tests {
         };
         write("net-listed-eth0", "net", "listed", KIND);
         write("net-other-eth0", "net", "other", KIND);
-        // The same prefix, another network; a hashed name; a name that is taken; files of other kinds.
+        // The same prefix, another network; a hashed name; a name that is taken; files of other
+        // kinds.
         write("net-two-c1-eth0", "net-two", "c1", KIND);
         write("0123.hashed", "net", "long", KIND);
         write("4567.hashed", "net", "listed", KIND);

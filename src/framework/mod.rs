@@ -1,9 +1,9 @@
 //! The plugin process: what all plugins have in common.
 //!
 //! [`run`] is the way from process start to exit and the only printer of results; [`dispatch`]
-//! checks a call and hands the plugin a typed request; [`CallContext`] is what a plugin may use besides:
-//! the configuration's common keys, netlink in the host's namespace, its delegates; [`Rollback`]
-//! undoes a failed ADD.
+//! checks a call and hands the plugin a typed request; [`CallContext`] is what a plugin may use
+//! besides: the configuration's common keys, netlink in the host's namespace, its delegates;
+//! [`Rollback`] undoes a failed ADD.
 
 pub mod addressing;
 pub mod call;

@@ -28,14 +28,16 @@ pub trait Plugin {
     const ABOUT: &'static str;
     /// The supported versions of the specification.
     const VERSIONS: &'static [SpecVersion] = &SpecVersion::ALL;
-    /// Whether a completed ADD is rolled back if the version of the request cannot represent the result, such as an
-    /// interface without addresses before 0.3.0. Some reference plugins keep the interface.
+    /// Whether a completed ADD is rolled back if the version of the request cannot represent the
+    /// result, such as an interface without addresses before 0.3.0. Some reference plugins keep
+    /// the interface.
     const UNDO_IF_UNREPRESENTABLE: bool = true;
-    /// Whether ADD may create state on the host that outlives the container's namespace, such as rules: ADD then
-    /// [records](CallContext::record_attachment) the attachment first.
+    /// Whether ADD may create state on the host that outlives the container's namespace, such as
+    /// rules: ADD then [records](CallContext::record_attachment) the attachment first.
     const OUTLIVES_ITS_CONTAINER: bool = false;
-    /// Whether ADD connects the container to anything. Only such a plugin restores protections of the host that a flush
-    /// has removed: a plugin that does not connect is followed by one that does.
+    /// Whether ADD connects the container to anything. Only such a plugin restores protections of
+    /// the host that a flush has removed: a plugin that does not connect is followed by one
+    /// that does.
     const CONNECTS: bool = true;
     /// Whether [`repair`](Plugin::repair) does anything.
     const REPAIRS: bool = false;
@@ -47,8 +49,8 @@ pub trait Plugin {
         DecodedKeys::of_type::<Self::Conf>()
     }
 
-    /// Examines the configuration, independent of the node: an error would fail every ADD. Makes no request to the
-    /// kernel.
+    /// Examines the configuration, independent of the node: an error would fail every ADD. Makes no
+    /// request to the kernel.
     fn examine(cx: &CallContext<'_>, conf: &Self::Conf, remarks: &mut ConfigRemarks) -> Result<()>;
 
     /// For STATUS: fails where [`examine`](Plugin::examine) does.
@@ -59,8 +61,9 @@ pub trait Plugin {
     /// Attaches the container. A failed ADD leaves the host as it was before.
     fn add(cx: &CallContext<'_>, conf: &Self::Conf, req: &AddRequest) -> Result<CniResult>;
     fn check(cx: &CallContext<'_>, conf: &Self::Conf, req: &CheckRequest) -> Result<()>;
-    /// Restores the missing links and addresses of the host and the missing routes of the container, as ADD created
-    /// them; changed ones are left. The rules of the packet filter have been restored already.
+    /// Restores the missing links and addresses of the host and the missing routes of the
+    /// container, as ADD created them; changed ones are left. The rules of the packet filter
+    /// have been restored already.
     fn repair(
         _: &CallContext<'_>,
         _: &Self::Conf,
@@ -73,7 +76,8 @@ pub trait Plugin {
     fn del(cx: &CallContext<'_>, conf: &Self::Conf, req: &DelRequest) -> Result<()>;
     /// Removes resources of this network that belong to no valid attachment.
     fn gc(cx: &CallContext<'_>, conf: &Self::Conf, req: &GcRequest) -> Result<()>;
-    /// GC without the list of valid attachments: removes only resources whose containers are certainly gone.
+    /// GC without the list of valid attachments: removes only resources whose containers are
+    /// certainly gone.
     fn gc_unlisted(_: &CallContext<'_>, _: &Self::Conf) -> Result<()> {
         Ok(())
     }
@@ -107,8 +111,8 @@ impl ContainerSandbox {
             .map_err(Clone::clone)
     }
 
-    /// The identity of the namespace, which distinguishes it from earlier and later namespaces at this path. `None` if
-    /// the kernel does not provide one.
+    /// The identity of the namespace, which distinguishes it from earlier and later namespaces at
+    /// this path. `None` if the kernel does not provide one.
     pub fn netns_identity(&self) -> Option<NetnsIdentity> {
         NetnsIdentity::at_path(Path::new(&self.path))
     }
@@ -125,9 +129,9 @@ pub struct AddRequest {
 }
 
 impl AddRequest {
-    /// Creates the link `wanted` in the container, on top of a master in the namespace of `master_netlink`, with the
-    /// addresses and routes of `addresses`, or else of the IPAM plugin. A failure deletes the link and releases the
-    /// addresses.
+    /// Creates the link `wanted` in the container, on top of a master in the namespace of
+    /// `master_netlink`, with the addresses and routes of `addresses`, or else of the IPAM
+    /// plugin. A failure deletes the link and releases the addresses.
     pub fn attach_link(
         &self,
         cx: &CallContext<'_>,
@@ -137,7 +141,8 @@ impl AddRequest {
         addresses: Option<CniResult>,
     ) -> Result<(CniResult, Link)> {
         let mut undo = Rollback::new();
-        // The link is created before IPAM is called, so that an attachment that exists already keeps its address.
+        // The link is created before IPAM is called, so that an attachment that exists already
+        // keeps its address.
         let is_layer2 = addresses.as_ref().is_some_and(|result| result.ips.is_empty());
         child::create_link(master_netlink, inside, wanted, is_layer2 || cx.ipam_needs_link())?;
         undo.add_step(format!("delete \"{}\"", self.ifname), || {
@@ -151,7 +156,8 @@ impl AddRequest {
     }
 }
 
-/// The result of the previous plugin, for a plugin that requires one; `msg` is the error if there is none.
+/// The result of the previous plugin, for a plugin that requires one; `msg` is the error if there
+/// is none.
 pub fn require_prev_result<'r>(prev: Option<&'r CniResult>, msg: &str) -> Result<&'r CniResult> {
     prev.ok_or_else(|| Error::internal(msg).with_details(PREV_RESULT_REMEDY))
 }
@@ -168,7 +174,8 @@ pub struct CheckRequest {
 }
 
 impl CheckRequest {
-    /// The result with which CHECK compares the kernel's state. Fails if the runtime did not send it.
+    /// The result with which CHECK compares the kernel's state. Fails if the runtime did not send
+    /// it.
     pub fn require_final_result(&self) -> Result<&CniResult> {
         self.prev.as_ref().ok_or_else(|| {
             Error::internal("Required prevResult missing")
@@ -249,9 +256,9 @@ impl DelRequest {
     }
 }
 
-/// Deletes links with `del_links` and releases their addresses with `release`: no other container may get the
-/// addresses before the links are deleted, but a DHCP release needs the link. `del_links`
-/// returns `None` if a link cannot be deleted, whose addresses then stay in use.
+/// Deletes links with `del_links` and releases their addresses with `release`: no other container
+/// may get the addresses before the links are deleted, but a DHCP release needs the link.
+/// `del_links` returns `None` if a link cannot be deleted, whose addresses then stay in use.
 pub fn delete_and_release<'a>(
     cx: &'a CallContext<'a>,
     failures: &mut Failures,
@@ -279,8 +286,8 @@ impl GcRequest {
         self.valid.iter().any(|a| a.container_id == container_id && a.ifname == ifname)
     }
 
-    /// Deletes the veth pairs of the network's stale attachments, whose addresses are about to be released: their
-    /// containers may still be alive.
+    /// Deletes the veth pairs of the network's stale attachments, whose addresses are about to be
+    /// released: their containers may still be alive.
     pub fn delete_stale_veths(&self, cx: &CallContext<'_>) -> Result<()> {
         let valid = AttachmentId::from_attachments(&cx.net.name, &self.valid);
         let is_stale = stale_matcher(cx.net.name.as_str(), &valid);

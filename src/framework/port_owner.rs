@@ -1,8 +1,9 @@
 //! Whether the rules that lead a port of the host to a container still have a container.
 //!
-//! An attachment of this program has a record, which decides. Rules without one are those of the reference, or were
-//! loaded from a file after a boot. Their container is gone if the kernel, the leases of its network or their absence
-//! show that it no longer has the addresses to which the rules lead; else it is in doubt, and the port stays with it.
+//! An attachment of this program has a record, which decides. Rules without one are those of the
+//! reference, or were loaded from a file after a boot. Their container is gone if the kernel, the
+//! leases of its network or their absence show that it no longer has the addresses to which the
+//! rules lead; else it is in doubt, and the port stays with it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -21,8 +22,8 @@ use crate::netlink::{Netlink, NetlinkResult};
 use cni::error::{ErrorContext, Result};
 use cni::sort::collect_set;
 
-/// The parents of directories whose leases are believed without a configuration that names them: only root can write
-/// there.
+/// The parents of directories whose leases are believed without a configuration that names them:
+/// only root can write there.
 const STATE: [&str; 2] = ["/run/cni", "/var/lib/cni"];
 
 /// Whether the container of a port's rules exists, with the reason.
@@ -106,7 +107,8 @@ impl NetworkLeases {
         Ok(found)
     }
 
-    /// Whether host-local manages the network's addresses there: some lease is not that of an ended container.
+    /// Whether host-local manages the network's addresses there: some lease is not that of an ended
+    /// container.
     fn is_in_use(&self) -> bool {
         self.statuses.iter().any(|status| !matches!(status.liveness, Liveness::Gone(_)))
     }
@@ -159,7 +161,8 @@ fn judge_target(
     PortOwnerState::Ended(format!("it has no lease, and nobody has {target}"))
 }
 
-/// Whether the host has a route to this single address, or a neighbour with it, as the beginning of a reason.
+/// Whether the host has a route to this single address, or a neighbour with it, as the beginning of
+/// a reason.
 fn find_traffic_to(target: IpAddr) -> NetlinkResult<Option<&'static str>> {
     let host = Netlink::open()?;
     let route = host.find_matching_route(target)?;
@@ -176,8 +179,8 @@ fn find_traffic_to(target: IpAddr) -> NetlinkResult<Option<&'static str>> {
     )
 }
 
-/// The directories with the leases of a network, by the records of its attachments. None if a record names a directory
-/// that a tenant may write to.
+/// The directories with the leases of a network, by the records of its attachments. None if a
+/// record names a directory that a tenant may write to.
 fn recorded_data_dirs(network: &str) -> Vec<PathBuf> {
     let records = AttachmentRecord::read_all(Some(network))
         .into_iter()
@@ -194,14 +197,15 @@ fn recorded_data_dirs(network: &str) -> Vec<PathBuf> {
     }
 }
 
-/// For ADD: as [`remove_ended_port_owner`], with the directories of leases that the node's records name.
+/// For ADD: as [`remove_ended_port_owner`], with the directories of leases that the node's records
+/// name.
 pub fn remove_port_owner_if_ended(filter: &PacketFilter, owner: &PortOwner) -> Result<bool> {
     let removed = remove_ended_port_owner(filter, owner, &recorded_data_dirs(&owner.network))?;
     Ok(removed.is_some())
 }
 
-/// Removes the rules of an owner without a record that a person knows to have ended, if its rules are still those that
-/// were seen. Returns whether they were.
+/// Removes the rules of an owner without a record that a person knows to have ended, if its rules
+/// are still those that were seen. Returns whether they were.
 pub fn remove_named_port_owner(filter: &PacketFilter, owner: &PortOwner) -> Result<bool> {
     let PortOwner { network, id, ifname, .. } = owner;
     let of_ifname = |ifname| AttachmentId { network, ifname, id };
@@ -216,8 +220,8 @@ pub fn remove_named_port_owner(filter: &PacketFilter, owner: &PortOwner) -> Resu
     Ok(true)
 }
 
-/// Removes the rules that lead ports to the owner, if its container has certainly ended. If the owner has a record, its
-/// whole state is removed. Returns the reason if something was removed.
+/// Removes the rules that lead ports to the owner, if its container has certainly ended. If the
+/// owner has a record, its whole state is removed. Returns the reason if something was removed.
 pub fn remove_ended_port_owner(
     filter: &PacketFilter,
     owner: &PortOwner,

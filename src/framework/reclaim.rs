@@ -1,5 +1,6 @@
-//! Reclaims all state that a dead attachment left on the node. A call that finds a part of this state in use reclaims
-//! the whole, because stale rules would apply to the next owner of the address.
+//! Reclaims all state that a dead attachment left on the node. A call that finds a part of this
+//! state in use reclaims the whole, because stale rules would apply to the next owner of the
+//! address.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -23,8 +24,8 @@ use crate::trace;
 use cni::error::{Error, ErrorContext, Result};
 use cni::{CniResult, NetworkName};
 
-/// Removes the state of an attachment that has certainly ended and had these addresses from the calling thread's
-/// network namespace. The caller has the [turn](super::turn).
+/// Removes the state of an attachment that has certainly ended and had these addresses from the
+/// calling thread's network namespace. The caller has the [turn](super::turn).
 pub fn remove_attachment_state(owner: AttachmentId<'_>, ips: &[IpAddr]) -> Result<()> {
     remove_rules_and_devices(owner, ips, false)?;
     // The record is removed last, so that the owner of remaining state is known.
@@ -32,8 +33,8 @@ pub fn remove_attachment_state(owner: AttachmentId<'_>, ips: &[IpAddr]) -> Resul
         .map_or(Ok(()), |record| record.remove_with_addresses())
 }
 
-/// Removes the rules of all features, and the devices. The source MAC check of an attachment that `is_being_added`
-/// stays: ADD creates it before it requests addresses.
+/// Removes the rules of all features, and the devices. The source MAC check of an attachment that
+/// `is_being_added` stays: ADD creates it before it requests addresses.
 fn remove_rules_and_devices(
     owner: AttachmentId<'_>,
     ips: &[IpAddr],
@@ -63,8 +64,8 @@ fn remove_shaping_devices(owner: AttachmentId<'_>) -> Result<()> {
 }
 
 impl<'a> CallContext<'a> {
-    /// Records the attachment on the node, before the first state is created that outlives the container. The record
-    /// of an earlier plugin of the list is sufficient.
+    /// Records the attachment on the node, before the first state is created that outlives the
+    /// container. The record of an earlier plugin of the list is sufficient.
     pub fn record_attachment(
         &self,
         plugin: &str,
@@ -75,7 +76,8 @@ impl<'a> CallContext<'a> {
         self.write_record(plugin, req, result, None, undo);
     }
 
-    /// Like [`CallContext::record_attachment`]; adds a part, as [`RecordStore::add_part`] does, by the same write.
+    /// Like [`CallContext::record_attachment`]; adds a part, as [`RecordStore::add_part`] does, by
+    /// the same write.
     pub fn record_with_part<T: Serialize>(
         &self,
         plugin: &str,
@@ -159,8 +161,9 @@ impl<'a> CallContext<'a> {
         dir.filter(|dir| !dir.is_empty()).map(PathBuf::from)
     }
 
-    /// At the start of an ADD, which has the turn: removes what an earlier container of the same id left, if that
-    /// container has certainly ended. From then on nobody takes the new container for the earlier one.
+    /// At the start of an ADD, which has the turn: removes what an earlier container of the same id
+    /// left, if that container has certainly ended. From then on nobody takes the new container
+    /// for the earlier one.
     pub(super) fn end_former_instance(&self, owner: AttachmentId<'_>, req: &AddRequest) {
         let Some(record) = AttachmentRecord::find_by_attachment(owner) else {
             return self.record.set(KnownRecord::Absent);
@@ -177,13 +180,14 @@ impl<'a> CallContext<'a> {
         }
     }
 
-    /// Whether the plugin calls an IPAM plugin whose leases are for the MAC of the interface: the attachment is
-    /// recorded for the plugins that follow.
+    /// Whether the plugin calls an IPAM plugin whose leases are for the MAC of the interface: the
+    /// attachment is recorded for the plugins that follow.
     pub(super) fn has_mac_lease(&self, plugin: &str) -> bool {
         self.ipam_needs_link() && plugin != self.net.ipam_type
     }
 
-    /// Records the attachment if it [is leased](CallContext::has_mac_lease), unless the plugin has recorded it already.
+    /// Records the attachment if it [is leased](CallContext::has_mac_lease), unless the plugin has
+    /// recorded it already.
     pub(super) fn record_if_leased(
         &self,
         plugin: &str,
@@ -197,7 +201,8 @@ impl<'a> CallContext<'a> {
         }
     }
 
-    /// The host's end of the pair that an earlier plugin of the list has created; the plugin may be another program's.
+    /// The host's end of the pair that an earlier plugin of the list has created; the plugin may be
+    /// another program's.
     fn find_listed_end(
         &self,
         owner: AttachmentId<'_>,
@@ -213,7 +218,8 @@ impl<'a> CallContext<'a> {
         }
     }
 
-    /// Whether the attachment has a record already, of this container rather than of an earlier one with the same id.
+    /// Whether the attachment has a record already, of this container rather than of an earlier one
+    /// with the same id.
     fn has_record(&self, owner: AttachmentId<'_>, req: &AddRequest) -> bool {
         AttachmentRecord::find_by_attachment(owner).is_some_and(|record| {
             self.host_netlink()
@@ -228,7 +234,8 @@ fn is_of_container(record: &AttachmentRecord, life: Liveness, req: &AddRequest) 
     may_exist && record.netns == req.sandbox.netns_identity()
 }
 
-/// Restores the record and the rules of an instance after another ADD with the same names has failed.
+/// Restores the record and the rules of an instance after another ADD with the same names has
+/// failed.
 fn restore_instance(record: &AttachmentRecord) -> Result<()> {
     record.save_with_addresses()?;
     let packets = PacketFilter::new();
@@ -240,8 +247,8 @@ fn restore_instance(record: &AttachmentRecord) -> Result<()> {
     Error::join_all(reconcile::restore_all(&packets))
 }
 
-/// Reclaims the state of the address's previous owners that have certainly ended. Warns if an owner in the same network
-/// still exists.
+/// Reclaims the state of the address's previous owners that have certainly ended. Warns if an owner
+/// in the same network still exists.
 pub fn remove_ended_owners(ip: IpAddr, next: AttachmentId<'_>) -> Result<()> {
     for record in AttachmentRecord::find_others_by_address(ip, next) {
         if !remove_if_ended(&record)?
@@ -255,8 +262,8 @@ pub fn remove_ended_owners(ip: IpAddr, next: AttachmentId<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Reclaims the state of the attachment if it has certainly ended. Returns whether it has. The caller may have another
-/// attachment's turn, but no lock of leases.
+/// Reclaims the state of the attachment if it has certainly ended. Returns whether it has. The
+/// caller may have another attachment's turn, but no lock of leases.
 pub fn remove_if_ended(record: &AttachmentRecord) -> Result<bool> {
     if !record.is_gone() {
         return Ok(false);
@@ -266,8 +273,8 @@ pub fn remove_if_ended(record: &AttachmentRecord) -> Result<bool> {
     remove_ended(record)
 }
 
-/// Removes the leases whose end only this record proves, that of an attachment that has ended: they were made for
-/// another program's plugin. `next` is the attachment being added.
+/// Removes the leases whose end only this record proves, that of an attachment that has ended: they
+/// were made for another program's plugin. `next` is the attachment being added.
 fn remove_proved_leases(record: &AttachmentRecord, next: Option<AttachmentId<'_>>) -> Result<()> {
     if record.end.is_none_or(|end| end.labelled) {
         return Ok(());
@@ -287,8 +294,8 @@ fn remove_proved_leases(record: &AttachmentRecord, next: Option<AttachmentId<'_>
     failures.into_result()
 }
 
-/// Removes the state of an attachment that has ended, without its leases, unless a later instance has the record.
-/// Returns whether it was removed. The caller has the turn.
+/// Removes the state of an attachment that has ended, without its leases, unless a later instance
+/// has the record. Returns whether it was removed. The caller has the turn.
 fn remove_ended(record: &AttachmentRecord) -> Result<bool> {
     let Liveness::Gone(why) = record.liveness() else { return Ok(false) };
     match AttachmentRecord::find_by_attachment(record.attachment_id()) {
@@ -316,8 +323,9 @@ pub fn log_reclaimed(what: String) {
 /// The plugin whose leases are in directories of this node.
 pub const HOST_LOCAL: &str = "host-local";
 
-/// Releases the leases of an attachment that is being deleted in the directory that ADD has recorded and in the default
-/// one, but not in the directories `done`: the configuration may have been changed since.
+/// Releases the leases of an attachment that is being deleted in the directory that ADD has
+/// recorded and in the default one, but not in the directories `done`: the configuration may have
+/// been changed since.
 pub fn release_recorded_leases(owner: AttachmentId<'_>, done: &[&Path]) -> Result<()> {
     let recorded = AttachmentRecord::find_by_attachment(owner).and_then(|record| record.data_dir);
     let recorded = recorded.as_deref().filter(|dir| *dir != Path::new(DATA_DIR));
@@ -366,9 +374,10 @@ pub fn attachment_liveness(owner: AttachmentId<'_>, data_dir: &Path) -> Liveness
         .map_or(Liveness::Unknown(UnknownBecause::NoRecord), |its| its.liveness)
 }
 
-/// GC: removes this plugin's records of stale attachments, whose state the plugin has removed; the parts of a record by
-/// which the next plugins find their rules stay. Then reclaims attachments that have certainly ended, except for those
-/// that the runtime lists as valid. Without a request only attachments that have certainly ended are reclaimed.
+/// GC: removes this plugin's records of stale attachments, whose state the plugin has removed; the
+/// parts of a record by which the next plugins find their rules stay. Then reclaims attachments
+/// that have certainly ended, except for those that the runtime lists as valid. Without a request
+/// only attachments that have certainly ended are reclaimed.
 pub(super) fn collect_garbage(
     plugin: &str,
     network: &NetworkName,
@@ -395,8 +404,8 @@ pub(super) fn collect_garbage(
     failures.into_result()
 }
 
-/// Removes the state of the owner of leases, except for the leases. The attachment being added, `next`, may have the
-/// same names: its record and its source MAC check stay.
+/// Removes the state of the owner of leases, except for the leases. The attachment being added,
+/// `next`, may have the same names: its record and its source MAC check stay.
 fn remove_lease_owner_state(
     owner: AttachmentId<'_>,
     ips: &[IpAddr],
@@ -405,15 +414,16 @@ fn remove_lease_owner_state(
     // The attachment being added has the turn of its names.
     let _lock = if next == Some(owner) { None } else { AttachmentTurn::take(owner)? };
     match AttachmentRecord::find_by_attachment(owner) {
-        // The record proves the end; the lease does not, because its store may be in a directory of a tenant.
+        // The record proves the end; the lease does not, because its store may be in a directory of
+        // a tenant.
         Some(record) if record.is_gone() => remove_attachment_state(owner, ips),
         _ if next == Some(owner) => remove_rules_and_devices(owner, ips, true),
         _ => Ok(()),
     }
 }
 
-/// Removes and returns the leases of attachments that have ended, with their other state. `failures` get the leases
-/// that cannot be removed. `next` is the attachment being added.
+/// Removes and returns the leases of attachments that have ended, with their other state.
+/// `failures` get the leases that cannot be removed. `next` is the attachment being added.
 pub fn remove_ended_leases(
     store: &mut LeaseStore,
     next: Option<AttachmentId<'_>>,
@@ -439,8 +449,9 @@ fn reclaim_leases(
     Ok(reclaimed)
 }
 
-/// Reclaims the other state of the owners of these leases, whose attachments have ended. Returns the leases that can be
-/// removed; `failures` gets the reasons for the others. `next` is the attachment being added.
+/// Reclaims the other state of the owners of these leases, whose attachments have ended. Returns
+/// the leases that can be removed; `failures` gets the reasons for the others. `next` is the
+/// attachment being added.
 pub fn remove_lease_owners(
     network: &str,
     mut gone: Vec<ReclaimedLease>,

@@ -1,5 +1,5 @@
-//! The choice of the calls that are recorded, and the files of the recordings: rings of OTLP JSON lines in
-//! `/run/cnibox` (`docs/decisions/0021-flight-recorder.md`).
+//! The choice of the calls that are recorded, and the files of the recordings: rings of OTLP JSON
+//! lines in `/run/cnibox` (`docs/decisions/0021-flight-recorder.md`).
 
 use std::path::Path;
 
@@ -28,7 +28,8 @@ pub fn failed_call_log() -> RotatingLog {
     RotatingLog::new(Path::new("/run/cnibox/failed.jsonl"), LIMIT)
 }
 
-/// As [`shown_keys`], for the plugins of a call: the keys of all plugins take longer to find than most calls.
+/// As [`shown_keys`], for the plugins of a call: the keys of all plugins take longer to find than
+/// most calls.
 fn shown_keys_of_call(plugin: &str, call: &PluginCall<'_>) -> VisibleKeys {
     let text = String::from_utf8_lossy(call.stdin);
     let is_named = |name: &str| name == plugin || text.contains(&format!("\"{name}\""));
@@ -38,7 +39,8 @@ fn shown_keys_of_call(plugin: &str, call: &PluginCall<'_>) -> VisibleKeys {
     VisibleKeys::new(applets.filter_map(Applet::as_plugin).map(|plugin| (plugin.keys)()))
 }
 
-/// Removes secrets from recordings for a document that leaves the node: an earlier release may have recorded more.
+/// Removes secrets from recordings for a document that leaves the node: an earlier release may have
+/// recorded more.
 pub fn without_secrets(lines: &str, shown: &VisibleKeys) -> String {
     let clean = |json: &mut Json| {
         let key = json.get_member("key").and_then(Json::as_str).unwrap_or_default().to_owned();
@@ -68,7 +70,8 @@ pub fn without_secrets(lines: &str, shown: &VisibleKeys) -> String {
         .collect()
 }
 
-/// Starts the recording of a call if its caller samples the trace (`TRACEPARENT`) or `CNI_LOG=trace` is set.
+/// Starts the recording of a call if its caller samples the trace (`TRACEPARENT`) or
+/// `CNI_LOG=trace` is set.
 pub fn start_recording(name: impl FnOnce() -> String) {
     let parent = std::env::var(TRACEPARENT).ok().and_then(|header| TraceParent::parse(&header));
     if stderr::is_level("trace") || parent.is_some_and(|parent| parent.is_sampled) {
@@ -76,8 +79,9 @@ pub fn start_recording(name: impl FnOnce() -> String) {
     }
 }
 
-/// Writes the recording of a plugin call. A failed call is always recorded, with its configuration. A failed STATUS is
-/// not written to the failed calls: runtimes call STATUS every few seconds, which would displace all other calls.
+/// Writes the recording of a plugin call. A failed call is always recorded, with its configuration.
+/// A failed STATUS is not written to the failed calls: runtimes call STATUS every few seconds,
+/// which would displace all other calls.
 pub fn finish_call(plugin: &str, call: &PluginCall<'_>, error: Option<&Error>) {
     let verb = &call.env.command;
     if error.is_some() && !trace::is_recording() {
@@ -123,7 +127,8 @@ pub fn finish_call(plugin: &str, call: &PluginCall<'_>, error: Option<&Error>) {
     );
 }
 
-/// The keys of configurations whose values are shown: those of the plugins of this executable and the specification.
+/// The keys of configurations whose values are shown: those of the plugins of this executable and
+/// the specification.
 pub fn shown_keys(table: AppletTable) -> VisibleKeys {
     let plugins = table.applets.iter().filter_map(Applet::as_plugin);
     VisibleKeys::new(plugins.map(|plugin| (plugin.keys)()))

@@ -1,8 +1,9 @@
 //! GC of attachments that the reference made with bridge or ptp.
 //!
-//! The pairs of this program have a label: GC deletes those of attachments that are not valid, and then releases their
-//! addresses. A pair of the reference has no label, so its attachment is unknown. While there is a pair that may be the
-//! attachment's, the container may be alive: GC treats the attachment as valid and logs that. DEL ends this state.
+//! The pairs of this program have a label: GC deletes those of attachments that are not valid, and
+//! then releases their addresses. A pair of the reference has no label, so its attachment is
+//! unknown. While there is a pair that may be the attachment's, the container may be alive: GC
+//! treats the attachment as valid and logs that. DEL ends this state.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -38,8 +39,8 @@ struct UnlabelledEnds<'a> {
 }
 
 impl<'a> CallContext<'a> {
-    /// The request of a GC for the attachments that the runtime calls valid, for those that [live](super::living), and
-    /// for those in doubt.
+    /// The request of a GC for the attachments that the runtime calls valid, for those that
+    /// [live](super::living), and for those in doubt.
     pub(super) fn gc_request(
         &self,
         plugin: &str,
@@ -105,7 +106,8 @@ impl<'a> CallContext<'a> {
         Ok(UnlabelledEnds { host, links, is_bridged })
     }
 
-    /// GC of the IPAM plugin, which gets as valid also the attachments that live and those in doubt.
+    /// GC of the IPAM plugin, which gets as valid also the attachments that live and those in
+    /// doubt.
     pub fn ipam_gc(&'a self) -> Result<()> {
         if !self.has_ipam() {
             return Ok(());
@@ -139,8 +141,8 @@ impl<'a> CallContext<'a> {
 }
 
 impl UnlabelledEnds<'_> {
-    /// An end through which the address may be reached: with bridge any port, with ptp the device of the address's
-    /// route.
+    /// An end through which the address may be reached: with bridge any port, with ptp the device
+    /// of the address's route.
     fn end_for_address(&self, ip: IpAddr) -> Result<Option<&Link>> {
         if self.is_bridged {
             return Ok(self.links.first());

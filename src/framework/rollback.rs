@@ -6,8 +6,8 @@ use cni::error::{Error, Result};
 
 type UndoFunction<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 
-/// A stack of undo steps. Dropped without [`Rollback::commit`], after an error or a panic, it runs the steps in reverse
-/// order and logs their errors to stderr.
+/// A stack of undo steps. Dropped without [`Rollback::commit`], after an error or a panic, it runs
+/// the steps in reverse order and logs their errors to stderr.
 #[derive(Default)]
 pub struct Rollback<'a> {
     steps: Vec<(String, UndoFunction<'a>)>,
@@ -25,7 +25,8 @@ impl<'a> Rollback<'a> {
         self.steps.push((what.into(), Box::new(undo)));
     }
 
-    /// As [`Rollback::add_step`], for a step that runs after all other steps, also those registered earlier.
+    /// As [`Rollback::add_step`], for a step that runs after all other steps, also those registered
+    /// earlier.
     pub fn add_last_step(
         &mut self,
         what: impl Into<String>,

@@ -13,8 +13,8 @@ use cni::json::keys::DecodedKeys;
 use cni::plugin::process::{print_outcome, print_text, print_versions, read_stdin, run_guarded};
 use cni::plugin::{CallEnvironment, CniVerb};
 
-/// The release of the reference plugins whose behaviour this program implements. nerdctl parses it in the about text to
-/// detect features of the firewall plugin.
+/// The release of the reference plugins whose behaviour this program implements. nerdctl parses it
+/// in the about text to detect features of the firewall plugin.
 pub const REFERENCE_RELEASE: &str = "1.9.1";
 
 /// Runs the applet with the arguments after its name.
@@ -60,7 +60,8 @@ pub fn main(applet: &Applet, mut args: Vec<String>, table: AppletTable) -> ExitC
     printed
 }
 
-/// Prints the text of an applet that is started without `CNI_COMMAND`. nerdctl and Nomad parse the first line.
+/// Prints the text of an applet that is started without `CNI_COMMAND`. nerdctl and Nomad parse the
+/// first line.
 pub fn print_about(name: &str, versions: &[SpecVersion]) -> ExitCode {
     let own = env!("CARGO_PKG_VERSION");
     stderr::write_line(format_args!("CNI {name} plugin v{REFERENCE_RELEASE}+cnibox.{own}"));

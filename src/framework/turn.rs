@@ -1,8 +1,9 @@
 //! The turn of an attachment: its lock while a call changes it.
 //!
-//! Each ADD and DEL has the turn from before its first change until its result is printed, with the delegates that it
-//! calls; `cnibox gc` has it while it ends an attachment, reclaim while it removes what an ended one left
-//! (`docs/decisions/0027-turns.md`). A call that has the turn never calls a program that would wait for it.
+//! Each ADD and DEL has the turn from before its first change until its result is printed, with the
+//! delegates that it calls; `cnibox gc` has it while it ends an attachment, reclaim while it
+//! removes what an ended one left (`docs/decisions/0027-turns.md`). A call that has the turn never
+//! calls a program that would wait for it.
 
 use std::sync::{Arc, OnceLock};
 
@@ -10,8 +11,8 @@ use crate::attachment::{AttachmentId, AttachmentRecord};
 use crate::files::lock::{BRIEF, FileLock, TIMEOUT};
 use cni::error::Result;
 
-/// Set if this call, or the call that runs it in the same process, has the turn. The value in it is `None` if no call
-/// can have the turn, because there is no directory for locks.
+/// Set if this call, or the call that runs it in the same process, has the turn. The value in it is
+/// `None` if no call can have the turn, because there is no directory for locks.
 #[derive(Clone, Debug, Default)]
 pub struct AttachmentTurn(Arc<OnceLock<Option<FileLock>>>);
 
@@ -34,7 +35,8 @@ impl AttachmentTurn {
         Ok(())
     }
 
-    /// As [`AttachmentTurn::take_for_add`], but a deletion continues without the turn instead of waiting for long.
+    /// As [`AttachmentTurn::take_for_add`], but a deletion continues without the turn instead of
+    /// waiting for long.
     pub(super) fn take_for_del(&self, owner: AttachmentId<'_>) {
         self.0.get_or_init(|| {
             AttachmentRecord::lock_attachment(owner, BRIEF).unwrap_or_else(|error| {

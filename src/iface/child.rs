@@ -10,9 +10,10 @@
 //! | DEL | [`delete_link`], which never needs the master |
 //! | STATUS | [`MasterConfig::require_present`], [`require_driver`] |
 //!
-//! The master is on the host, or with `linkInContainer` in the container itself. The container's network namespace is
-//! entered before the link is created, so that the link can be deleted after any failure.
-//! [`AddRequest::attach_link`](crate::framework::AddRequest::attach_link) is the common part of the plugins' ADD.
+//! The master is on the host, or with `linkInContainer` in the container itself. The container's
+//! network namespace is entered before the link is created, so that the link can be deleted after
+//! any failure. [`AddRequest::attach_link`](crate::framework::AddRequest::attach_link) is the
+//! common part of the plugins' ADD.
 
 use std::os::fd::AsFd;
 
@@ -64,16 +65,18 @@ fn find_master(netlink: &Netlink, name: &str) -> Result<Link> {
     Err(Error::internal(format!("{}: Link not found", failed())).with_details(remedy))
 }
 
-/// The remedy for a link name that is in fact the label of an address, as in `eth0:1`; `None` for other names.
+/// The remedy for a link name that is in fact the label of an address, as in `eth0:1`; `None` for
+/// other names.
 pub fn address_label_remedy(netlink: &Netlink, name: &str) -> Result<Option<String>> {
     let Some((link, _)) = name.split_once(':') else { return Ok(None) };
     let is_link = netlink.find_link(link)?.is_some();
     Ok(is_link.then(|| format!("\"{name}\" is the label of an address: write \"{link}\"")))
 }
 
-/// Creates the child in the container under its final name, so that [`delete_link`] finds the child even if this
-/// process is killed. `netlink` is a socket in the master's network namespace. With `up` the same message sets the
-/// child up: for a child without addresses, or with addresses that are requested through the child (DHCP).
+/// Creates the child in the container under its final name, so that [`delete_link`] finds the child
+/// even if this process is killed. `netlink` is a socket in the master's network namespace. With
+/// `up` the same message sets the child up: for a child without addresses, or with addresses that
+/// are requested through the child (DHCP).
 pub fn create_link(
     netlink: &Netlink,
     inside: &ContainerNetns<'_>,
@@ -91,7 +94,8 @@ pub fn create_link(
             let msg = format!("container already has an interface \"{name}\": file exists");
             return Err(Error::internal(msg).with_details(DEL_FIRST)).context(failed);
         }
-        // Kernels before 6.15 look for the name in the namespace of the caller, unless the request has an index.
+        // Kernels before 6.15 look for the name in the namespace of the caller, unless the request
+        // has an index.
         let tries = if netlink.find_link(name)?.is_some() { INDEX_TRIES } else { 0 };
         for _ in 0..tries {
             match netlink.add_link(&link.clone().with_index(random_index())) {
@@ -137,8 +141,8 @@ pub fn roll_back_link(inside: &ContainerNetns<'_>, ifname: &InterfaceName) -> Re
     Ok(inside.netlink.delete_link(ifname.as_str()).map(drop)?)
 }
 
-/// Adds the addresses and routes of `result` to the child, sets the child up, and adds the child to `result`. Without
-/// addresses the child stays as [`create_link`] created it.
+/// Adds the addresses and routes of `result` to the child, sets the child up, and adds the child to
+/// `result`. Without addresses the child stays as [`create_link`] created it.
 pub fn complete_link(
     inside: &ContainerNetns<'_>,
     ifname: &InterfaceName,
@@ -154,8 +158,8 @@ pub fn complete_link(
     Ok(link)
 }
 
-/// Adds the addresses and routes of `result` to the interface, and sets the interface up. The neighbours learn of all
-/// addresses by announcements.
+/// Adds the addresses and routes of `result` to the interface, and sets the interface up. The
+/// neighbours learn of all addresses by announcements.
 pub fn configure_link(
     inside: &ContainerNetns<'_>,
     link: &Link,
@@ -173,9 +177,9 @@ pub struct RecordedLink {
     pub addresses: Vec<IpNet>,
 }
 
-/// Deletes the link `ifname` of this kind; success if there is none. A link `ifname` of another kind does not belong to
-/// the attachment and stays: the container may have [renamed](find_renamed_link) the attachment's link, and created
-/// another link of the same name.
+/// Deletes the link `ifname` of this kind; success if there is none. A link `ifname` of another
+/// kind does not belong to the attachment and stays: the container may have
+/// [renamed](find_renamed_link) the attachment's link, and created another link of the same name.
 pub fn delete_link(
     netns: &Netns,
     ifname: &InterfaceName,
@@ -200,9 +204,10 @@ pub fn delete_link(
     }
 }
 
-/// The attachment's link, which the container has renamed: the only link of this kind with the recorded MAC, if it has
-/// all recorded addresses, which are about to be released. The MAC alone proves nothing: another attachment may have
-/// the same MAC, and ipvlan and VLAN links have the MAC of their master.
+/// The attachment's link, which the container has renamed: the only link of this kind with the
+/// recorded MAC, if it has all recorded addresses, which are about to be released. The MAC alone
+/// proves nothing: another attachment may have the same MAC, and ipvlan and VLAN links have the MAC
+/// of their master.
 fn find_renamed_link(
     inside: &Netlink,
     kind: &str,
@@ -229,8 +234,8 @@ pub struct CheckedLink<'r> {
     pub index: usize,
 }
 
-/// CHECK: the link that `prev` lists with this name and sandbox; fails unless the link is of this kind, is up, and has
-/// the listed hardware address.
+/// CHECK: the link that `prev` lists with this name and sandbox; fails unless the link is of this
+/// kind, is up, and has the listed hardware address.
 pub fn find_listed_link<'r>(
     inside: &ContainerNetns<'_>,
     prev: &'r CniResult,
@@ -292,8 +297,8 @@ impl MasterConfig<'_> {
         Ok((master, mtu))
     }
 
-    /// STATUS: fails if there is no master. A master in the container cannot be checked, because the container is not
-    /// known yet.
+    /// STATUS: fails if there is no master. A master in the container cannot be checked, because
+    /// the container is not known yet.
     pub fn require_present(self, host: &Netlink) -> Result<()> {
         if self.in_container {
             Ok(())
@@ -302,8 +307,8 @@ impl MasterConfig<'_> {
         }
     }
 
-    /// CHECK: fails unless `link` is on top of the configured master. Without a configured master any existing link is
-    /// accepted: the default route may have moved since ADD.
+    /// CHECK: fails unless `link` is on top of the configured master. Without a configured master
+    /// any existing link is accepted: the default route may have moved since ADD.
     pub fn verify_master(
         self,
         host: &Netlink,
@@ -354,8 +359,9 @@ pub fn verify_mtu(link: &Link, wanted: u32) -> Result<()> {
         .with_details(format!("{}ip link set {name} mtu {wanted}", verify::IN_CONTAINER)))
 }
 
-/// STATUS: fails if the kernel does not support a kind of link. Creates a link in a temporary network namespace: there
-/// is no other way to learn whether the driver exists. `kind` gets the index of an Ethernet link to use as the master.
+/// STATUS: fails if the kernel does not support a kind of link. Creates a link in a temporary
+/// network namespace: there is no other way to learn whether the driver exists. `kind` gets the
+/// index of an Ethernet link to use as the master.
 pub fn require_driver(kind: &dyn Fn(u32) -> LinkKind<'static>) -> Result<()> {
     let elsewhere = Netns::create_unnamed()?;
     let netlink = Netlink::open_in(&elsewhere)?;

@@ -22,8 +22,8 @@ const DETECTION_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long to wait for addresses without duplicate address detection.
 const LOCAL_ADDRESS_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long to wait for the carrier after both ends of a pair are up. The kernel sends an event; the reference polls
-/// for 2.55 seconds.
+/// How long to wait for the carrier after both ends of a pair are up. The kernel sends an event;
+/// the reference polls for 2.55 seconds.
 const CARRIER_TIMEOUT: Duration = Duration::from_millis(2550);
 
 /// How addresses are added.
@@ -33,13 +33,13 @@ pub enum AddressStyle {
     Detect,
     /// Without duplicate address detection: the addresses can be used at once.
     Immediate,
-    /// Like [`AddressStyle::Immediate`], but without routes to the subnets: only the gateway is on the link, and the
-    /// plugin adds the routes.
+    /// Like [`AddressStyle::Immediate`], but without routes to the subnets: only the gateway is on
+    /// the link, and the plugin adds the routes.
     Routed,
 }
 
-/// The addresses of `result` for `ifname`. Addresses without an interface index are ignored; an address with the index
-/// of another interface is an error of the plugin that returned the result.
+/// The addresses of `result` for `ifname`. Addresses without an interface index are ignored; an
+/// address with the index of another interface is an error of the plugin that returned the result.
 fn addresses_of_link<'r>(result: &'r CniResult, ifname: &str) -> Result<Vec<&'r IpConfig>> {
     if result.interfaces.is_empty() {
         return Err(Error::internal("no interfaces to configure"));
@@ -92,8 +92,8 @@ pub fn add_addresses_and_set_up(
         .context(|| format!("failed to settle addresses for \"{}\"", link.name))
 }
 
-/// Configures the container's interface with the addresses and routes of `result`, and sets the interface up. `ipv6`
-/// are the optional parameters of [`prepare_ipv6`].
+/// Configures the container's interface with the addresses and routes of `result`, and sets the
+/// interface up. `ipv6` are the optional parameters of [`prepare_ipv6`].
 pub fn configure_layer3(
     inside: &ContainerNetns<'_>,
     link: &Link,
@@ -116,8 +116,9 @@ pub fn request_to_restore(addr: &LinkAddress) -> NewLinkAddress {
     }
 }
 
-/// Adds a gateway's address to a link of the host, without duplicate address detection, so that the container can use
-/// the gateway at once. Enables IPv6 on the link where new links have IPv6 disabled.
+/// Adds a gateway's address to a link of the host, without duplicate address detection, so that the
+/// container can use the gateway at once. Enables IPv6 on the link where new links have IPv6
+/// disabled.
 pub fn add_gateway_address(
     host: &Netlink,
     link: &Link,
@@ -145,8 +146,9 @@ fn wait_for_detection(inside: &ContainerNetns<'_>, link: &Link) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the IPv6 addresses among `addrs`, added without duplicate address detection, receive packets. A timeout
-/// is no error: on a very busy node the addresses receive packets a little later.
+/// Waits until the IPv6 addresses among `addrs`, added without duplicate address detection, receive
+/// packets. A timeout is no error: on a very busy node the addresses receive packets a little
+/// later.
 pub fn wait_for_ipv6(netlink: &Netlink, addrs: &mut dyn Iterator<Item = IpAddr>) -> Result<()> {
     let addrs: Vec<_> =
         addrs.filter_map(|addr| if let IpAddr::V6(v6) = addr { Some(v6) } else { None }).collect();
@@ -179,19 +181,20 @@ pub fn wait_for_carrier(netlink: &Netlink, link: &Link) -> Result<()> {
     }
 }
 
-/// Enables announcements of the IPv4 addresses when the link comes up (`arp_notify`): another container may have had
-/// the addresses before. The interface works without announcements.
+/// Enables announcements of the IPv4 addresses when the link comes up (`arp_notify`): another
+/// container may have had the addresses before. The interface works without announcements.
 pub fn enable_announcements(inside: &ContainerNetns<'_>, link: &Link) {
-    // By netlink instead of /proc/sys, where a lookup becomes slower with the number of containers: the names of all
-    // namespaces share one list.
+    // By netlink instead of /proc/sys, where a lookup becomes slower with the number of containers:
+    // the names of all namespaces share one list.
     let change = LinkChange::new().set_arp_notify(OnOffSetting::On);
     if let Err(error) = inside.netlink.change_link(link.index, change) {
         debug!("could not enable announcements: {error}");
     }
 }
 
-/// Announces the addresses again, by setting the MAC address that the link has: the kernel's announcements when the
-/// link comes up are lost if they are sent before the port of the bridge forwards.
+/// Announces the addresses again, by setting the MAC address that the link has: the kernel's
+/// announcements when the link comes up are lost if they are sent before the port of the bridge
+/// forwards.
 pub fn announce_addresses(inside: &ContainerNetns<'_>, link: &Link) {
     let change =
         link.mac.map(|mac| inside.netlink.change_link(link.index, LinkChange::new().set_mac(mac)));
@@ -200,9 +203,10 @@ pub fn announce_addresses(inside: &ContainerNetns<'_>, link: &Link) {
     }
 }
 
-/// Sets the parameters that IPv6 addresses of `result` need, before the addresses are added: IPv6 may be disabled for
-/// new interfaces, and the addresses must survive a down link. Then sets the
-/// parameters `optional`, keys below `net/ipv6/conf/<ifname>`, without which the interface works, too.
+/// Sets the parameters that IPv6 addresses of `result` need, before the addresses are added: IPv6
+/// may be disabled for new interfaces, and the addresses must survive a down link. Then sets the
+/// parameters `optional`, keys below `net/ipv6/conf/<ifname>`, without which the interface works,
+/// too.
 pub fn prepare_ipv6(
     inside: &ContainerNetns<'_>,
     ifname: &str,
@@ -233,8 +237,9 @@ pub fn prepare_ipv6(
     })?
 }
 
-/// Adds the routes of `result` through `link`. Routes without a gateway use the first gateway of their family among the
-/// addresses; equal routes are added once, and several gateways to one destination form one multipath route.
+/// Adds the routes of `result` through `link`. Routes without a gateway use the first gateway of
+/// their family among the addresses; equal routes are added once, and several gateways to one
+/// destination form one multipath route.
 pub fn add_routes(inside: &ContainerNetns<'_>, link: &Link, result: &CniResult) -> Result<()> {
     for route in plan_routes(result, link.index) {
         let added = inside.netlink.add_route(&route, RouteAddMode::Create);
@@ -290,7 +295,8 @@ fn gateway_remedy(route: &KernelRoute, result: &CniResult) -> Option<String> {
     ))
 }
 
-/// The default gateway of a route without one: the first gateway of the same family among the addresses.
+/// The default gateway of a route without one: the first gateway of the same family among the
+/// addresses.
 pub fn implied_gateway(result: &CniResult, dst: &IpNet) -> Option<IpAddr> {
     result
         .ips
@@ -299,13 +305,14 @@ pub fn implied_gateway(result: &CniResult, dst: &IpNet) -> Option<IpAddr> {
         .find(|gw| gw.is_ipv4() == dst.addr().is_ipv4())
 }
 
-/// The gateway of a route. A route without a gateway, whose destination is not on the link, uses the default gateway.
+/// The gateway of a route. A route without a gateway, whose destination is not on the link, uses
+/// the default gateway.
 pub fn effective_gateway(route: &cni::ResultRoute, result: &CniResult) -> Option<IpAddr> {
     route.gw.or_else(|| implied_gateway(result, &route.dst).filter(|_| !is_on_link(route, result)))
 }
 
-/// Whether the destination of a route without a gateway is on the link: because of the scope of the route, or because
-/// the destination is a gateway that no subnet of the interface contains.
+/// Whether the destination of a route without a gateway is on the link: because of the scope of the
+/// route, or because the destination is a gateway that no subnet of the interface contains.
 pub fn is_on_link(route: &cni::ResultRoute, result: &CniResult) -> bool {
     let ip = route.dst.addr();
     let is_gateway = || {

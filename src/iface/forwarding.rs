@@ -10,9 +10,10 @@ use cni::error::{ErrorContext, Result};
 const FORWARD_IPV4: &str = "net/ipv4/ip_forward";
 const FORWARD_IPV6: &str = "net/ipv6/conf/all/forwarding";
 
-/// The parameters that must be enabled for the families of `nets`, and are not. The kernel forwards IPv4 packets from a
-/// link only if the link's own parameter is enabled, too; a new link inherits that parameter from `conf/default`.
-/// Enabling [`FORWARD_IPV4`] enables the parameters of all links.
+/// The parameters that must be enabled for the families of `nets`, and are not. The kernel forwards
+/// IPv4 packets from a link only if the link's own parameter is enabled, too; a new link inherits
+/// that parameter from `conf/default`. Enabling [`FORWARD_IPV4`] enables the parameters of all
+/// links.
 fn disabled_parameters(link: &Link, nets: &[IpNet]) -> Result<Vec<String>> {
     let has = |v4| nets.iter().any(|net| net.addr().is_ipv4() == v4);
     let link_key = format!("net/ipv4/conf/{}/forwarding", link.name);
@@ -30,8 +31,8 @@ fn disabled_parameters(link: &Link, nets: &[IpNet]) -> Result<Vec<String>> {
     Ok(disabled)
 }
 
-/// Enables forwarding from `link` for the families of `nets`, and writes nothing if it is enabled already. Forwarding
-/// is never disabled, since other programs may rely on it.
+/// Enables forwarding from `link` for the families of `nets`, and writes nothing if it is enabled
+/// already. Forwarding is never disabled, since other programs may rely on it.
 pub fn enable_for_link(host: &Netlink, link: &Link, nets: &[IpNet]) -> Result<()> {
     let failed = || "failed to enable forwarding";
     for key in disabled_parameters(link, nets).context(failed)? {
@@ -50,10 +51,10 @@ pub fn restore_disabled(host: &Netlink, link: &Link, nets: &[IpNet], repairs: &m
     }
 }
 
-/// Changes `accept_ra` from 1, which has no effect once forwarding is enabled, to 2 on the links of the node and for
-/// links created later: otherwise the node loses the routes that its routers advertise, or never gets them. Links of
-/// containers are left out: `own`, ports, links with the random names of host ends, and bridges without a gateway
-/// behind them.
+/// Changes `accept_ra` from 1, which has no effect once forwarding is enabled, to 2 on the links of
+/// the node and for links created later: otherwise the node loses the routes that its routers
+/// advertise, or never gets them. Links of containers are left out: `own`, ports, links with the
+/// random names of host ends, and bridges without a gateway behind them.
 fn keep_advertisements(host: &Netlink, own: &Link) -> Result<()> {
     let leads_out = |link: &Link| {
         let filter = RouteFilter { oif: Some(link.index), ..RouteFilter::default() };

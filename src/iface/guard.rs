@@ -1,9 +1,10 @@
-//! Guards: a program of classic BPF at the host's end of a container's veth pair, which judges each frame of the
-//! container before the network stack does.
+//! Guards: a program of classic BPF at the host's end of a container's veth pair, which judges each
+//! frame of the container before the network stack does.
 //!
-//! The program is a filter of traffic control at the ingress of the end. If all packets of the end are redirected to an
-//! `ifb` device before, for shaping, then the program is a filter at the egress of that device. Refused frames
-//! go to a sink, where they can be counted before they are dropped.
+//! The program is a filter of traffic control at the ingress of the end. If all packets of the end
+//! are redirected to an `ifb` device before, for shaping, then the program is a filter at the
+//! egress of that device. Refused frames go to a sink, where they can be counted before they are
+//! dropped.
 
 #[cfg(test)]
 mod tests;
@@ -32,8 +33,9 @@ pub struct GuardPlace {
     pub program: Option<ProgramFilter>,
 }
 
-/// The names of the links that drop refused frames: a veth pair whose second end is a port of a bridge that is down.
-/// Such a port drops what it receives, after the packet filter has seen it at the ingress of the port.
+/// The names of the links that drop refused frames: a veth pair whose second end is a port of a
+/// bridge that is down. Such a port drops what it receives, after the packet filter has seen it at
+/// the ingress of the port.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameSink {
     pub entry: &'static str,
@@ -41,8 +43,8 @@ pub struct FrameSink {
     pub bridge: &'static str,
 }
 
-/// Drops frames to 01:80:c2:00:00:00 and the next addresses, which a bridge passes to the network stack of the host
-/// even if the port is down; `TC_ACT_UNSPEC` for others.
+/// Drops frames to 01:80:c2:00:00:00 and the next addresses, which a bridge passes to the network
+/// stack of the host even if the port is down; `TC_ACT_UNSPEC` for others.
 const DROP_LINK_LOCAL: [ClassicInstruction; 7] = {
     const LOAD_WORD: u16 = 0x20;
     const LOAD_HALF: u16 = 0x28;
@@ -68,8 +70,8 @@ pub const SINK: FrameSink =
     FrameSink { entry: "cnibox-refused", port: "cnibox-dropped", bridge: "cnibox-drop" };
 
 impl FrameSink {
-    /// Creates what is missing, and repairs the links if somebody has deleted the bridge, or set the bridge up or the
-    /// port down. Returns the index of the entry.
+    /// Creates what is missing, and repairs the links if somebody has deleted the bridge, or set
+    /// the bridge up or the port down. Returns the index of the entry.
     fn ensure_links(self, netlink: &Netlink) -> Result<u32> {
         if let Some(entry) = netlink.find_link(self.entry)?.filter(|entry| entry.up)
             && let Ok(index) = self.require_dropping(netlink, &entry, true)
@@ -112,7 +114,8 @@ impl FrameSink {
         Ok(entry.index)
     }
 
-    /// For STATUS: fails if other links have the names. Returns whether the links are there, and need no repair by ADD.
+    /// For STATUS: fails if other links have the names. Returns whether the links are there, and
+    /// need no repair by ADD.
     pub fn require_usable(self, netlink: &Netlink) -> Result<bool> {
         let Some(entry) = netlink.find_link(self.entry)? else { return Ok(false) };
         match netlink.find_link(self.port)?.filter(|port| entry.link == Some(port.index)) {
@@ -132,7 +135,8 @@ impl FrameSink {
         self.require_dropping(netlink, &entry, entry.up).map(|_| entry.up)
     }
 
-    /// Fails unless what the entry sends is dropped: at a port, which is up if `is_ready`, of a bridge that is down.
+    /// Fails unless what the entry sends is dropped: at a port, which is up if `is_ready`, of a
+    /// bridge that is down.
     fn require_dropping(self, netlink: &Netlink, entry: &Link, is_ready: bool) -> Result<u32> {
         let find =
             |index: Option<u32>| index.map_or(Ok(None), |index| netlink.find_link_by_index(index));
@@ -154,8 +158,8 @@ impl FrameSink {
     }
 }
 
-/// Judges all frames that `link` receives by the program, instead of the previous one. The program returns 1 for frames
-/// that are refused, and 0 for others.
+/// Judges all frames that `link` receives by the program, instead of the previous one. The program
+/// returns 1 for frames that are refused, and 0 for others.
 pub fn put_guard(
     netlink: &Netlink,
     link: &Link,
@@ -213,7 +217,8 @@ fn put_filter_at(
     Ok(netlink.replace_program(place.index, place.parent, place.priority, filter)?)
 }
 
-/// Runs `remove`, which deletes redirects of `link`. A program on the device of a redirect stays in force on the link.
+/// Runs `remove`, which deletes redirects of `link`. A program on the device of a redirect stays in
+/// force on the link.
 pub fn keep_without_redirect(
     netlink: &Netlink,
     link: &Link,
@@ -229,7 +234,8 @@ pub fn keep_without_redirect(
     if behind.program.is_some() {
         return remove();
     }
-    // Until the redirect is deleted the program runs behind it too, so that no frame passes unjudged.
+    // Until the redirect is deleted the program runs behind it too, so that no frame passes
+    // unjudged.
     netlink.replace_program(link.index, parent, behind.priority, &filter)?;
     remove()?;
     put_filter(netlink, link, &filter)?;
@@ -239,7 +245,8 @@ pub fn keep_without_redirect(
     Ok(())
 }
 
-/// Puts a program on a link, with the link itself as the sink of refused frames, to see whether the kernel accepts it.
+/// Puts a program on a link, with the link itself as the sink of refused frames, to see whether the
+/// kernel accepts it.
 pub fn try_guard(netlink: &Netlink, link: &Link, program: Vec<ClassicInstruction>) -> Result<()> {
     put_filter(netlink, link, &ProgramFilter { program, redirect: Some(link.index) })
 }
@@ -281,8 +288,8 @@ pub fn remove_guard(netlink: &Netlink, link: &Link) -> Result<()> {
     Ok(())
 }
 
-/// The place for the filter: on the link, or, if an earlier filter of the link redirects all packets to another device,
-/// on that device.
+/// The place for the filter: on the link, or, if an earlier filter of the link redirects all
+/// packets to another device, on that device.
 pub fn find_place(netlink: &Netlink, link: &Link) -> Result<GuardPlace> {
     let Some(parent) = redirect::find_ingress_parent(netlink, link)? else {
         return Ok(GuardPlace::new(link.index, redirect::INGRESS, Some(Qdisc::Ingress)));
@@ -321,7 +328,8 @@ impl GuardPlace {
             self.program =
                 netlink.find_program(self.index, self.parent, self.priority)?.filter(is_own);
             if self.program.is_some() {
-                // The kernel asks the latest filter of a priority first. It also lists the priority itself.
+                // The kernel asks the latest filter of a priority first. It also lists the priority
+                // itself.
                 let others = filters
                     .iter()
                     .filter(|filter| filter.priority == self.priority && filter.handle != 0);

@@ -1,5 +1,6 @@
-//! Work on links that several plugins do: create a veth pair, a tap device or a link on top of another link, redirect
-//! and judge packets, configure and verify the container's interface, enable forwarding on the host.
+//! Work on links that several plugins do: create a veth pair, a tap device or a link on top of
+//! another link, redirect and judge packets, configure and verify the container's interface, enable
+//! forwarding on the host.
 
 pub mod child;
 pub mod configure;

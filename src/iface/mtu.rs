@@ -1,5 +1,5 @@
-//! The key `mtu` of a network: a number of bytes, or `"auto"` for the MTU of the link of the host's default route, so
-//! that the MTU of an overlay or cloud network is configured in one place only.
+//! The key `mtu` of a network: a number of bytes, or `"auto"` for the MTU of the link of the host's
+//! default route, so that the MTU of an overlay or cloud network is configured in one place only.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use serde::de::{self, Deserialize, Deserializer, Visitor};
 use crate::netlink::{IpFamily, KernelRoute, Link, Netlink, RT_TABLE_MAIN, RouteFilter};
 use cni::error::{Error, ErrorContext, Result};
 
-/// The least MTU of an interface with IPv6 addresses, in bytes (RFC 8200, section 5): with a lower MTU the kernel
-/// deletes the addresses.
+/// The least MTU of an interface with IPv6 addresses, in bytes (RFC 8200, section 5): with a lower
+/// MTU the kernel deletes the addresses.
 pub const LEAST_OF_IPV6: u32 = 1280;
 /// The remedy for an MTU below [`LEAST_OF_IPV6`].
 pub const REMEDY_OF_IPV6: &str =
@@ -40,7 +40,8 @@ pub fn bytes_from_config(configured: i64) -> Result<u32> {
 }
 
 impl MtuConfig {
-    /// Refuses an MTU outside the limits of a veth pair or bridge (`ETH_MIN_MTU`, `ETH_MAX_MTU` of `if_ether.h`).
+    /// Refuses an MTU outside the limits of a veth pair or bridge (`ETH_MIN_MTU`, `ETH_MAX_MTU` of
+    /// `if_ether.h`).
     pub fn require_ethernet(self) -> Result<()> {
         match self {
             MtuConfig::Bytes(number) if number != 0 && !(68..=65535).contains(&number) => {
@@ -64,7 +65,8 @@ impl MtuConfig {
         }
     }
 
-    /// The MTU of a link on top of `master`: at most the MTU of `master`, to which [`MtuConfig::Auto`] is reduced.
+    /// The MTU of a link on top of `master`: at most the MTU of `master`, to which
+    /// [`MtuConfig::Auto`] is reduced.
     pub fn resolve_below(self, host: &Netlink, master: &Link) -> Result<u32> {
         let most = master.mtu;
         match self {

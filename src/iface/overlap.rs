@@ -5,9 +5,9 @@ use ipnet::IpNet;
 use crate::netlink::{KernelRoute, Link, Netlink, RT_TABLE_MAIN, RouteFilter};
 use cni::error::{Error, Result};
 
-/// Warnings about the routes of the main table to a part of the subnets, or to a network that contains a subnet. Routes
-/// through the bridge `own` and the gateways of its VLANs, and routes other than [subnet routes](is_subnet_route), do
-/// not conflict.
+/// Warnings about the routes of the main table to a part of the subnets, or to a network that
+/// contains a subnet. Routes through the bridge `own` and the gateways of its VLANs, and routes
+/// other than [subnet routes](is_subnet_route), do not conflict.
 pub fn conflicting_routes(host: &Netlink, subnets: &[IpNet], own: &str) -> Result<Vec<Error>> {
     let vlan_gateways = format!("{own}.");
     let is_own = |link: &Link| link.name == own || link.name.starts_with(&vlan_gateways);
@@ -28,8 +28,9 @@ pub fn conflicting_routes(host: &Netlink, subnets: &[IpNet], own: &str) -> Resul
     Ok(found)
 }
 
-/// Whether the route leads to the subnet of a link of the node. Others do not: routes to single addresses are routes of
-/// ptp, and default routes and routes through a gateway lead out of the node.
+/// Whether the route leads to the subnet of a link of the node. Others do not: routes to single
+/// addresses are routes of ptp, and default routes and routes through a gateway lead out of the
+/// node.
 pub fn is_subnet_route(route: &KernelRoute) -> bool {
     let length = route.dst.prefix_len();
     route.table == Some(RT_TABLE_MAIN)

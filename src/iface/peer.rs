@@ -1,5 +1,5 @@
-//! Finds the other end of a link by the kernel's attributes alone: an index or a name identifies a link only together
-//! with the link's network namespace.
+//! Finds the other end of a link by the kernel's attributes alone: an index or a name identifies a
+//! link only together with the link's network namespace.
 
 use std::os::fd::AsFd;
 
@@ -9,8 +9,8 @@ use crate::netns::Netns;
 use cni::CniResult;
 use cni::error::Result;
 
-/// Whether two [`Link::link_netnsid`] stand for the same network namespace: `outer` of a link on the host, and `inner`
-/// of a link in the container.
+/// Whether two [`Link::link_netnsid`] stand for the same network namespace: `outer` of a link on
+/// the host, and `inner` of a link in the container.
 pub fn is_same_netns(
     host: &Netlink,
     inside: &ContainerNetns<'_>,
@@ -33,8 +33,8 @@ pub fn is_peer_on_host(host: &Netlink, inside: &ContainerNetns<'_>, link: &Link)
     Ok(link.link.is_some() && is_same_netns(host, inside, None, link.link_netnsid)?)
 }
 
-/// The host's end of the veth pair whose other end is `link`, in the container. The attributes of `link` are a hint
-/// only; the attributes of the host's end decide.
+/// The host's end of the veth pair whose other end is `link`, in the container. The attributes of
+/// `link` are a hint only; the attributes of the host's end decide.
 pub fn find_host_end(
     host: &Netlink,
     inside: &ContainerNetns<'_>,
@@ -50,14 +50,15 @@ pub fn find_host_end(
     Ok((host.namespace_id(inside.netns.as_fd())? == Some(netns)).then_some(end))
 }
 
-/// The links of the host in a result whose other end is in the container `netns`. Plugins of any kind may have created
-/// them, so only the kernel's attributes count.
+/// The links of the host in a result whose other end is in the container `netns`. Plugins of any
+/// kind may have created them, so only the kernel's attributes count.
 pub fn find_listed_ends(host: &Netlink, netns: &Netns, result: &CniResult) -> Result<Vec<Link>> {
     let mut ends = Vec::new();
     for entry in result.interfaces.iter().filter(|entry| entry.sandbox.is_empty()) {
         ends.extend(host.find_link(&entry.name)?.filter(|link| link.link_netnsid.is_some()));
     }
-    // Read after the links: the kernel assigns the id no later than it reports a link into the namespace.
+    // Read after the links: the kernel assigns the id no later than it reports a link into the
+    // namespace.
     let container = if ends.is_empty() { None } else { host.namespace_id(netns.as_fd())? };
     ends.retain(|end| container.is_some() && end.link_netnsid == container);
     Ok(ends)

@@ -1,5 +1,5 @@
-//! Redirects: a link passes all packets that it receives to another link, which sends them. They are filters of traffic
-//! control, which see the packets before the network stack does.
+//! Redirects: a link passes all packets that it receives to another link, which sends them. They
+//! are filters of traffic control, which see the packets before the network stack does.
 
 use crate::netlink::traffic::{Qdisc, QdiscHook, RedirectFilter, TrafficFilterInfo, TrafficHandle};
 use crate::netlink::{Link, Netlink};
@@ -12,7 +12,8 @@ pub(super) const INGRESS: TrafficHandle = TrafficHandle::new(0xffff, 0);
 pub(super) const CLSACT_INGRESS: TrafficHandle = TrafficHandle::new(0xffff, 0xfff2);
 /// The kind of the filters that redirect.
 const REDIRECT_KIND: &str = "u32";
-/// The class that the redirect sets on packets, as the reference of bandwidth does; nothing uses it.
+/// The class that the redirect sets on packets, as the reference of bandwidth does; nothing uses
+/// it.
 const CLASS: TrafficHandle = TrafficHandle::new(1, 1);
 
 /// The parent of ingress filters; `None` if there is no such qdisc.
@@ -21,23 +22,24 @@ pub(super) fn find_ingress_parent(netlink: &Netlink, link: &Link) -> Result<Opti
     Ok(qdisc.map(|info| if info.qdisc == Qdisc::Clsact { CLSACT_INGRESS } else { INGRESS }))
 }
 
-/// The priority of our redirect: before all other filters, but behind a [guard](super::guard), or another filter that
-/// is no redirect, which has the first priority.
+/// The priority of our redirect: before all other filters, but behind a [guard](super::guard), or
+/// another filter that is no redirect, which has the first priority.
 fn redirect_priority(filters: &[TrafficFilterInfo]) -> u16 {
     let is_other =
         |priority: &u16| filters.iter().any(|f| f.priority == *priority && f.kind != REDIRECT_KIND);
     (1..u16::MAX).find(|priority| !is_other(priority)).unwrap_or(u16::MAX)
 }
 
-/// The indexes of the links to which all packets that `from` receives are redirected; 0 for links that are gone.
+/// The indexes of the links to which all packets that `from` receives are redirected; 0 for links
+/// that are gone.
 pub fn find_targets(netlink: &Netlink, from: &Link) -> Result<Vec<u32>> {
     let Some(hook) = find_ingress_parent(netlink, from)? else { return Ok(Vec::new()) };
     let filters = netlink.dump_filters(from.index, hook)?;
     Ok(filters.iter().filter_map(TrafficFilterInfo::redirect_of_all).collect())
 }
 
-/// Redirects all packets that `from` receives to `to`. Replaces our redirects to links that are gone. Fails, or adds a
-/// second filter, if there is such a redirect already.
+/// Redirects all packets that `from` receives to `to`. Replaces our redirects to links that are
+/// gone. Fails, or adds a second filter, if there is such a redirect already.
 pub fn add(netlink: &Netlink, from: &Link, to: &Link) -> Result<()> {
     let (hook, priority) = if let Some(hook) = find_ingress_parent(netlink, from)? {
         delete_filters(netlink, from, hook, &[])?;
@@ -52,8 +54,8 @@ pub fn add(netlink: &Netlink, from: &Link, to: &Link) -> Result<()> {
     netlink.add_filter(from.index, hook, &filter).context(|| "add filter")
 }
 
-/// Deletes the redirects of `from` to these links, and ours to links that are gone, then the ingress qdisc if it has no
-/// other filters.
+/// Deletes the redirects of `from` to these links, and ours to links that are gone, then the
+/// ingress qdisc if it has no other filters.
 pub fn remove(netlink: &Netlink, from: &Link, targets: &[u32]) -> Result<()> {
     let Some(hook) = find_ingress_parent(netlink, from)? else { return Ok(()) };
     delete_filters(netlink, from, hook, targets)?;
@@ -63,8 +65,9 @@ pub fn remove(netlink: &Netlink, from: &Link, targets: &[u32]) -> Result<()> {
     Ok(())
 }
 
-/// Deletes the redirects of `from` to these links, and ours to links that are gone. If a priority has no other filters,
-/// all are deleted at once: deleting them one by one leaves the hash tables of u32.
+/// Deletes the redirects of `from` to these links, and ours to links that are gone. If a priority
+/// has no other filters, all are deleted at once: deleting them one by one leaves the hash tables
+/// of u32.
 fn delete_filters(
     netlink: &Netlink,
     from: &Link,

@@ -13,7 +13,8 @@ use cni::ip::max_prefix_len;
 /// The metric of an IPv6 route that is added without one.
 pub const IPV6_METRIC: u32 = 1024;
 
-/// The routes to the networks of the addresses of the interface at `index`, which the kernel adds with the addresses.
+/// The routes to the networks of the addresses of the interface at `index`, which the kernel adds
+/// with the addresses.
 pub fn connected_routes(link: &Link, result: &CniResult, index: usize) -> Vec<KernelRoute> {
     let nets = result.ips_of_interface(index).map(|ip| ip.address);
     nets.filter(|net| net.prefix_len() < max_prefix_len(net.addr()))
@@ -25,8 +26,9 @@ pub fn connected_routes(link: &Link, result: &CniResult, index: usize) -> Vec<Ke
         .collect()
 }
 
-/// Restores the missing routes of `wanted`, in order. A different route to the same destination, policy rules, a VRF,
-/// an interface that is down and a missing address are deliberate changes: they stay, and are reported.
+/// Restores the missing routes of `wanted`, in order. A different route to the same destination,
+/// policy rules, a VRF, an interface that is down and a missing address are deliberate changes:
+/// they stay, and are reported.
 pub fn restore_missing(
     inside: &ContainerNetns<'_>,
     link: &Link,
@@ -75,8 +77,8 @@ fn reason_not_to_restore(inside: &ContainerNetns<'_>, link: &Link) -> Result<Opt
     Ok(None)
 }
 
-/// Whether `found` can replace `wanted`. A wanted route without a table may be in any table, since sbr and vrf move
-/// routes.
+/// Whether `found` can replace `wanted`. A wanted route without a table may be in any table, since
+/// sbr and vrf move routes.
 pub(super) fn satisfies_route(found: &KernelRoute, wanted: &KernelRoute) -> bool {
     let present = route_gateways(found);
     found.dst == wanted.dst.trunc()

@@ -19,8 +19,8 @@ pub struct RoutingTables {
 }
 
 impl RoutingTables {
-    /// Reads rules, routes and VRFs. The caller should hold a lock that other programs respect, because the data
-    /// shows only which tables were in use at this moment.
+    /// Reads rules, routes and VRFs. The caller should hold a lock that other programs respect,
+    /// because the data shows only which tables were in use at this moment.
     pub fn read_tables(netlink: &Netlink) -> Result<RoutingTables> {
         let rules = netlink.dump_rules()?;
         let routes = netlink.dump_routes(&RouteFilter::default())?;
@@ -63,8 +63,9 @@ pub fn is_direct_route(route: &KernelRoute) -> bool {
     route.gw.is_none() && route.nexthops.is_empty()
 }
 
-/// The routes in `table`, or in all tables, that use this link only, in an order in which they can be added. Routes to
-/// link-local addresses and multicast groups are left out: the kernel adds them itself.
+/// The routes in `table`, or in all tables, that use this link only, in an order in which they can
+/// be added. Routes to link-local addresses and multicast groups are left out: the kernel adds them
+/// itself.
 pub fn routes_of_link(
     netlink: &Netlink,
     link: &Link,
@@ -93,8 +94,8 @@ pub fn replace_routes(netlink: &Netlink, routes: &[KernelRoute], table: u32) -> 
     Ok(())
 }
 
-/// Restores the link's routes in `table` to `wanted`, which [`routes_of_link`] returned earlier. Goes on after an
-/// error, and then reports the first one.
+/// Restores the link's routes in `table` to `wanted`, which [`routes_of_link`] returned earlier.
+/// Goes on after an error, and then reports the first one.
 pub fn restore_routes(
     netlink: &Netlink,
     link: &Link,
@@ -113,7 +114,8 @@ pub fn restore_routes(
     Ok(done?)
 }
 
-/// Moves the routes of `table` back to the main table, after the existing routes, as far as the kernel accepts them.
+/// Moves the routes of `table` back to the main table, after the existing routes, as far as the
+/// kernel accepts them.
 pub fn return_to_main_table(
     netlink: &Netlink,
     link: &Link,
@@ -127,7 +129,8 @@ pub fn return_to_main_table(
             if is_direct_route(route) { RouteAddMode::Append } else { RouteAddMode::Exclusive };
         match netlink.add_route(&back, mode) {
             Ok(()) => {}
-            // The kernel did not reply, so the route may be missing in the main table, and must stay in this table.
+            // The kernel did not reply, so the route may be missing in the main table, and must
+            // stay in this table.
             Err(error) if error.is_unanswered() => return Err(error.into()),
             // The link may be going down, or another program may have added an equal route.
             Err(error) => {

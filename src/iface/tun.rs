@@ -1,8 +1,8 @@
-//! Tap devices, which are created by ioctl(2) on `/dev/net/tun`: this is the only kind of link that netlink can read
-//! and change, but not create.
+//! Tap devices, which are created by ioctl(2) on `/dev/net/tun`: this is the only kind of link that
+//! netlink can read and change, but not create.
 //!
-//! [`create_device`] holds the new device open. Until [`TapDevice::make_persistent`] the device vanishes with this
-//! process, so that a plugin that fails or is killed leaves no device.
+//! [`create_device`] holds the new device open. Until [`TapDevice::make_persistent`] the device
+//! vanishes with this process, so that a plugin that fails or is killed leaves no device.
 
 use std::fs::{self, File, OpenOptions};
 use std::mem::size_of;
@@ -29,12 +29,13 @@ const EXEC_LABEL: &str = "/proc/thread-self/attr/exec";
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NewTapDevice<'a> {
-    /// The name, which must be free in the network namespace; `None` for the first free one of `tap0`, `tap1` ...
+    /// The name, which must be free in the network namespace; `None` for the first free one of
+    /// `tap0`, `tap1` ...
     pub ifname: Option<&'a InterfaceName>,
     /// Whether the device can be opened several times at once.
     pub multi_queue: bool,
-    /// Whether each frame begins with a `virtio_net_hdr`, which describes its offloads. A program that opens the device
-    /// sets the flag again to its own choice.
+    /// Whether each frame begins with a `virtio_net_hdr`, which describes its offloads. A program
+    /// that opens the device sets the flag again to its own choice.
     pub vnet_hdr: bool,
     /// The user id that may open the device; `None` for any user with `CAP_NET_ADMIN`.
     pub owner: Option<u32>,
@@ -52,8 +53,8 @@ pub struct TapDevice {
     file: Option<File>,
 }
 
-/// Creates a tap device in `netns`. Frames have no packet information header unless the program that opens the device
-/// requests it.
+/// Creates a tap device in `netns`. Frames have no packet information header unless the program
+/// that opens the device requests it.
 pub fn create_device(netns: &Netns, wanted: NewTapDevice<'_>) -> Result<TapDevice> {
     let made = netns.run_inside(|| match wanted.label {
         // On a thread of its own: the label applies to all programs that the thread starts.
@@ -65,7 +66,8 @@ pub fn create_device(netns: &Netns, wanted: NewTapDevice<'_>) -> Result<TapDevic
     made?.context(|| format!("failed to create tap \"{}\"", wanted.name()))
 }
 
-/// CHECK: fails unless the device `link` has this owner and group, where given, and queues, and is persistent.
+/// CHECK: fails unless the device `link` has this owner and group, where given, and queues, and is
+/// persistent.
 pub fn verify_device(
     link: &Link,
     owner: Option<u32>,
@@ -144,9 +146,9 @@ fn ioctl_error(what: &str, errno: Errno) -> Error {
     }
 }
 
-/// Under SELinux a device has the label of the thread that created it, and a thread of a multi-threaded process
-/// cannot change its label. Therefore the program `ip` creates the device, with that label: SELinux policies for the
-/// reference plugin allow `ip`.
+/// Under SELinux a device has the label of the thread that created it, and a thread of a
+/// multi-threaded process cannot change its label. Therefore the program `ip` creates the device,
+/// with that label: SELinux policies for the reference plugin allow `ip`.
 fn create_labelled(label: &str, wanted: NewTapDevice<'_>) -> Result<TapDevice> {
     let program = cmd::find_program("ip").ok_or_else(|| {
         Error::internal("the program \"ip\" was not found")
@@ -199,8 +201,8 @@ fn attach_device(tun: BorrowedFd<'_>, wanted: NewTapDevice<'_>) -> nix::Result<S
     name[..text.len()].copy_from_slice(text);
     let flags = u16::try_from(flags).map_err(|_| Errno::EINVAL)?;
     let mut request = TunInterfaceRequest { name, flags, rest: [0; 22] };
-    // SAFETY: the kernel reads and writes one `struct ifreq`; `TunInterfaceRequest` is at least as long and outlives
-    // the call, and any bytes are valid integers.
+    // SAFETY: the kernel reads and writes one `struct ifreq`; `TunInterfaceRequest` is at least as
+    // long and outlives the call, and any bytes are valid integers.
     let done = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
     Errno::result(done)?;
     let end = request.name.iter().position(|byte| *byte == 0).unwrap_or(libc::IFNAMSIZ);
@@ -214,7 +216,8 @@ fn set_parameter(
     request: libc::Ioctl,
     value: libc::c_ulong,
 ) -> nix::Result<()> {
-    // SAFETY: TUNSETPERSIST, TUNSETOWNER and TUNSETGROUP take the number itself, so no memory is read or written.
+    // SAFETY: TUNSETPERSIST, TUNSETOWNER and TUNSETGROUP take the number itself, so no memory is
+    // read or written.
     let done = unsafe { libc::ioctl(tun.as_raw_fd(), request, value) };
     Errno::result(done).map(drop)
 }

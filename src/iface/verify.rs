@@ -1,7 +1,8 @@
 //! CHECK: compares a result with the interfaces, addresses and routes of the kernel.
 //!
-//! `prevResult` is the result of the whole list, with what later plugins added. Therefore an address is expected only
-//! on the interface that its index names, and a route without a table may be in any table.
+//! `prevResult` is the result of the whole list, with what later plugins added. Therefore an
+//! address is expected only on the interface that its index names, and a route without a table may
+//! be in any table.
 
 use super::ContainerNetns;
 use super::configure::effective_gateway;
@@ -16,7 +17,8 @@ pub const IN_CONTAINER: &str = "in the container: ";
 /// Like [`IN_CONTAINER`], for a command to run on the host.
 pub const ON_HOST: &str = "";
 
-/// The container's interface in the result, with its index: the interface called `ifname` in this sandbox.
+/// The container's interface in the result, with its index: the interface called `ifname` in this
+/// sandbox.
 pub fn find_container_entry<'r>(
     result: &'r CniResult,
     ifname: &InterfaceName,
@@ -33,8 +35,8 @@ pub fn find_container_entry<'r>(
     )))
 }
 
-/// The link of the container that `entry` of the result names; fails unless the link is of this kind and has the
-/// hardware address of `entry`.
+/// The link of the container that `entry` of the result names; fails unless the link is of this
+/// kind and has the hardware address of `entry`.
 pub fn find_container_link(
     inside: &ContainerNetns<'_>,
     entry: &ResultInterface,
@@ -85,7 +87,8 @@ pub fn require_no_advertisements(link: &Link) -> Result<()> {
         .with_details(format!("sysctl -w net/ipv6/conf/{name}/accept_ra=0")))
 }
 
-/// Fails unless `link` has every address of the interface at `index` in the result, and a route to its network.
+/// Fails unless `link` has every address of the interface at `index` in the result, and a route to
+/// its network.
 pub fn require_addresses(
     inside: &ContainerNetns<'_>,
     link: &Link,
@@ -115,7 +118,8 @@ pub fn require_addresses(
     Ok(())
 }
 
-/// Fails unless every route of the result exists, through its gateway or the default gateway of its family.
+/// Fails unless every route of the result exists, through its gateway or the default gateway of its
+/// family.
 pub fn require_routes(inside: &ContainerNetns<'_>, result: &CniResult) -> Result<()> {
     if result.routes.is_empty() {
         return Ok(());

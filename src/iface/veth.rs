@@ -35,8 +35,9 @@ pub struct VethPairEnds {
     pub container: Link,
 }
 
-/// Creates the pair by one message to the kernel: the container's end in the container, the host's end as a port of its
-/// bridge. No packet passes until [`start_host_end`]. A failure leaves no link.
+/// Creates the pair by one message to the kernel: the container's end in the container, the host's
+/// end as a port of its bridge. No packet passes until [`start_host_end`]. A failure leaves no
+/// link.
 pub fn add_pair(host: &Netlink, netns: &Netns, wanted: &NewVethPair<'_>) -> Result<VethPairEnds> {
     let (ifname, mtu) = (wanted.ifname.as_str(), wanted.mtu);
     // Chosen here, so that the container's end need not be read back.
@@ -85,8 +86,9 @@ pub fn add_pair(host: &Netlink, netns: &Netns, wanted: &NewVethPair<'_>) -> Resu
     Ok(VethPairEnds { host, container })
 }
 
-/// Creates a veth pair whose one end has a random name, and returns that end. `pair` makes the request for a name.
-/// `refused` is called with the kernel's error for a name, and returns success to try another name.
+/// Creates a veth pair whose one end has a random name, and returns that end. `pair` makes the
+/// request for a name. `refused` is called with the kernel's error for a name, and returns success
+/// to try another name.
 pub fn create_with_random_name<'p>(
     host: &Netlink,
     pair: &dyn Fn(&str) -> NewLink<'p>,
@@ -113,22 +115,23 @@ pub(super) fn random_number() -> u32 {
     (RandomState::new().build_hasher().finish() & 0xffff_ffff) as u32
 }
 
-/// Whether a name has the pattern of [`create_with_random_name`]: `veth` and eight hexadecimal digits, as in the
-/// reference plugins.
+/// Whether a name has the pattern of [`create_with_random_name`]: `veth` and eight hexadecimal
+/// digits, as in the reference plugins.
 fn is_random_name(name: &str) -> bool {
     let digits = name.strip_prefix("veth").unwrap_or_default();
     digits.len() == 8 && digits.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 
-/// Sets the host's end up. The same message makes the changes in `change`, and sets the label of the attachment as the
-/// alias, by which [`delete_pair`] and [`delete_labelled_pairs`] find the pair even if the container changed its end.
+/// Sets the host's end up. The same message makes the changes in `change`, and sets the label of
+/// the attachment as the alias, by which [`delete_pair`] and [`delete_labelled_pairs`] find the
+/// pair even if the container changed its end.
 pub fn start_host_end(host: &Netlink, end: &Link, label: &str, change: LinkChange) -> Result<()> {
     host.change_link(end.index, change.set_alias(label).set_up())
         .context(|| format!("failed to set \"{}\" up", end.name))
 }
 
-/// Disables `accept_ra`: router advertisements of a container must not configure the host. To be called before the link
-/// can receive packets. A kernel without IPv6 has no `accept_ra`.
+/// Disables `accept_ra`: router advertisements of a container must not configure the host. To be
+/// called before the link can receive packets. A kernel without IPv6 has no `accept_ra`.
 pub fn refuse_advertisements(link: &Link) {
     let key = format!("net/ipv6/conf/{}/accept_ra", link.name);
     if link.accept_ra.is_some_and(|accepts| accepts != 0)
@@ -161,9 +164,9 @@ pub fn interface_entry(link: &Link, sandbox: &str) -> ResultInterface {
     }
 }
 
-/// Deletes an attachment's pair; success if there is none. The container may have renamed, replaced or moved its end,
-/// so the pair is found by the host's end: first by its name in the result, then as the other end of the container's
-/// interface, then by a label that `is_own` accepts.
+/// Deletes an attachment's pair; success if there is none. The container may have renamed, replaced
+/// or moved its end, so the pair is found by the host's end: first by its name in the result, then
+/// as the other end of the container's interface, then by a label that `is_own` accepts.
 pub fn delete_pair(
     host: &Netlink,
     ifname: &InterfaceName,
@@ -186,8 +189,8 @@ pub fn delete_pair(
     inside.transpose().and(labelled)
 }
 
-/// The host's end in the result. The name may have been reused: a pair is the attachment's if its alias is the
-/// attachment's label or, for a pair without an alias, if its MAC is the recorded one.
+/// The host's end in the result. The name may have been reused: a pair is the attachment's if its
+/// alias is the attachment's label or, for a pair without an alias, if its MAC is the recorded one.
 fn find_listed_end(
     host: &Netlink,
     result: &CniResult,
@@ -208,8 +211,8 @@ fn find_listed_end(
     Ok(None)
 }
 
-/// Deletes the pair by the container's end, unless the label shows that the pair is another attachment's. Returns
-/// whether the pair was deleted.
+/// Deletes the pair by the container's end, unless the label shows that the pair is another
+/// attachment's. Returns whether the pair was deleted.
 fn delete_by_container_end(
     host: &Netlink,
     inside: &ContainerNetns<'_>,

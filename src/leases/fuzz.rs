@@ -1,5 +1,5 @@
-//! Runs the parsers of the store's files on arbitrary bytes, for the fuzz targets in `fuzz/`. They must not panic, and
-//! a parsed lease must be written back unchanged.
+//! Runs the parsers of the store's files on arbitrary bytes, for the fuzz targets in `fuzz/`. They
+//! must not panic, and a parsed lease must be written back unchanged.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::rc::Rc;

@@ -1,5 +1,5 @@
-//! The journal of a network's leases, by which ADD and DEL find the leases of a container without reading
-//! the files of all others.
+//! The journal of a network's leases, by which ADD and DEL find the leases of a container without
+//! reading the files of all others.
 //!
 //! `<network>/.cnibox/leases` is text, a line for each change:
 //!
@@ -12,23 +12,25 @@
 //! - 10.88.0.3 <time> host-end <container id> <interface> .
 //! ```
 //!
-//! The first line has the machine, the boot and the time at which the file was last rewritten, and the place of the
-//! entries that it had then, which are sorted: the leases of a container are found without reading those of all others.
-//! `<file>` is inode and modification time of the lease's file, `<host end>` the
-//! [end](crate::attachment::HostVeth) of the attachment's veth pair on the host. The last word is the boot in which
-//! the lease was created, or first seen: `this`, the one in the first line, or that of a line `boot`. Whether it was an
-//! earlier one is decided whenever the journal is read. `-` stands for an unknown or absent value.
+//! The first line has the machine, the boot and the time at which the file was last rewritten, and
+//! the place of the entries that it had then, which are sorted: the leases of a container are found
+//! without reading those of all others. `<file>` is inode and modification time of the lease's
+//! file, `<host end>` the [end](crate::attachment::HostVeth) of the attachment's veth pair on the
+//! host. The last word is the boot in which the lease was created, or first seen: `this`, the one
+//! in the first line, or that of a line `boot`. Whether it was an earlier one is decided whenever
+//! the journal is read. `-` stands for an unknown or absent value.
 //!
-//! The line of a removed lease has the [time](super::quarantine::RemovalTime) of the removal if the address is in
-//! quarantine. If the lease was reclaimed, the line also has the reason (`host-end` or `earlier-boot`), the container
-//! and the interface.
+//! The line of a removed lease has the [time](super::quarantine::RemovalTime) of the removal if the
+//! address is in quarantine. If the lease was reclaimed, the line also has the reason (`host-end`
+//! or `earlier-boot`), the container and the interface.
 //!
-//! The reference plugins may add and remove leases whenever they hold the lock, and do not update the
-//! journal. The modification time of the network's directory shows such a change: a session of this program that
-//! changed leases ends by setting the modification times of the directory and of the journal to one time whose
-//! nanoseconds are [`SEAL`], which the kernel's clock practically never yields. Any other change moves one of
-//! the two times. A journal that is not sealed in this way, or is of another boot, or contradicts a lease, is
-//! rewritten from the leases. See `docs/decisions/0001-lease-journal.md`.
+//! The reference plugins may add and remove leases whenever they hold the lock, and do not update
+//! the journal. The modification time of the network's directory shows such a change: a session of
+//! this program that changed leases ends by setting the modification times of the directory and of
+//! the journal to one time whose nanoseconds are [`SEAL`], which the kernel's clock practically
+//! never yields. Any other change moves one of the two times. A journal that is not sealed in this
+//! way, or is of another boot, or contradicts a lease, is rewritten from the leases. See
+//! `docs/decisions/0001-lease-journal.md`.
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
@@ -74,11 +76,13 @@ pub(super) struct LeaseJournal {
     file: File,
     /// The boot in which the file was last rewritten.
     boot: BootIdentity,
-    /// The place of the entries that were sorted then, in bytes; the lines that were added since follow them.
+    /// The place of the entries that were sorted then, in bytes; the lines that were added since
+    /// follow them.
     sorted: Range<u64>,
     /// The length of the file in bytes.
     length: u64,
-    /// Whether the session changed the journal or the network's directory, and has to seal them at its end.
+    /// Whether the session changed the journal or the network's directory, and has to seal them at
+    /// its end.
     is_changed: bool,
 }
 
@@ -161,8 +165,8 @@ impl LeaseJournal {
         Some(held)
     }
 
-    /// The sorted lines that begin with `prefix`, among others. `None` if the journal is damaged, or a line or these
-    /// lines are longer than a block.
+    /// The sorted lines that begin with `prefix`, among others. `None` if the journal is damaged,
+    /// or a line or these lines are longer than a block.
     fn read_sorted(&self, prefix: &str) -> Option<String> {
         let Range { start: mut low, end: mut high } = self.sorted;
         // The lines before `low` are less than `prefix`, those from `high` on are not.
@@ -216,8 +220,8 @@ impl LeaseJournal {
         self.is_changed = true;
     }
 
-    /// Seals journal and directory, as the last step, if there was any change. A journal that is dropped without a seal
-    /// is invalid.
+    /// Seals journal and directory, as the last step, if there was any change. A journal that is
+    /// dropped without a seal is invalid.
     pub(super) fn seal_if_changed(
         mut self,
         network: &OpenDirectory,
@@ -247,8 +251,8 @@ fn read_text_at(file: &File, range: Range<u64>) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The text of the journal in `directory`, sealed or not: each entry names a lease file, and is valid only for that
-/// file.
+/// The text of the journal in `directory`, sealed or not: each entry names a lease file, and is
+/// valid only for that file.
 pub(super) fn read_journal_text(directory: &OpenDirectory) -> String {
     let text = directory.read_file(JOURNAL, MAX_BYTES).map(|(bytes, _)| bytes).unwrap_or_default();
     String::from_utf8_lossy(&text).into_owned()
@@ -274,8 +278,8 @@ pub(super) fn withheld_addresses(
     withheld
 }
 
-/// The directory `.cnibox` in `network`, created if missing. Without the directory there is no journal, and every
-/// command reads all leases.
+/// The directory `.cnibox` in `network`, created if missing. Without the directory there is no
+/// journal, and every command reads all leases.
 pub(super) fn create_directory(network: &OpenDirectory) -> Option<OpenDirectory> {
     network.create_private(DIRECTORY).inspect_err(log_unwritable).ok()?;
     existing_directory(network)
@@ -298,8 +302,8 @@ pub(super) fn log_unwritable(error: &FileError) {
 const LEASE_TEMP: &str = "tmp";
 const TEMP: &str = ".cnibox-tmp";
 
-/// Directory and name of the temporary file of a lease: in `.cnibox`, which the reference plugins do not list, if the
-/// directory exists.
+/// Directory and name of the temporary file of a lease: in `.cnibox`, which the reference plugins
+/// do not list, if the directory exists.
 pub(super) fn temporary_lease_file<'f>(
     network: &'f OpenDirectory,
     directory: Option<&'f OpenDirectory>,
@@ -307,9 +311,9 @@ pub(super) fn temporary_lease_file<'f>(
     directory.map_or((network, TEMP), |directory| (directory, LEASE_TEMP))
 }
 
-/// Marks a lease of this program by its modification time, before the lease is linked. A power cut, or a write that
-/// fails later, may lose the content of a linked file, but not its modification time: the mark distinguishes a lease
-/// that lost its content from other empty files.
+/// Marks a lease of this program by its modification time, before the lease is linked. A power cut,
+/// or a write that fails later, may lose the content of a linked file, but not its modification
+/// time: the mark distinguishes a lease that lost its content from other empty files.
 pub(super) fn mark_lease(lease: &File) -> FileResult<()> {
     set_seal_time(lease, current_unix_time())
 }
@@ -329,8 +333,8 @@ pub(super) fn is_marked(meta: &Metadata) -> bool {
     seal_seconds(meta).is_some()
 }
 
-/// Refuses file systems whose modification times cannot hold the seal: there every command would rewrite the
-/// journal.
+/// Refuses file systems whose modification times cannot hold the seal: there every command would
+/// rewrite the journal.
 fn require_seal_support(directory: &OpenDirectory) -> FileResult<()> {
     set_seal_time(directory.as_file(), 0)?;
     match seal_seconds(&directory.metadata()?) {

@@ -30,7 +30,8 @@ pub struct AddressLease {
     pub ip: IpAddr,
     /// The container id.
     pub id: String,
-    /// The container's interface; `None` in files of the reference up to release 0.7.5, which name only the container.
+    /// The container's interface; `None` in files of the reference up to release 0.7.5, which name
+    /// only the container.
     pub ifname: Option<String>,
 }
 
@@ -56,8 +57,8 @@ impl AddressLease {
         }
     }
 
-    /// Parses a lease's file; `None` if the text is no lease in either form: an administrator may reserve an address by
-    /// a file with any text.
+    /// Parses a lease's file; `None` if the text is no lease in either form: an administrator may
+    /// reserve an address by a file with any text.
     pub(super) fn parse_file(ip: IpAddr, content: &[u8]) -> Option<AddressLease> {
         let text = std::str::from_utf8(content).ok()?.trim();
         if text.contains(|c: char| c.is_control() && c != '\r' && c != '\n') {

@@ -51,8 +51,8 @@ pub(super) struct JournalContents {
     pub(super) written_in: Option<Rc<BootIdentity>>,
     /// When it was written, in seconds since 1970.
     pub(super) written_at: Option<i64>,
-    /// The boot of leases without an entry; `None` if it is unknown: the machine that last wrote the journal may be
-    /// another one, and may have created them.
+    /// The boot of leases without an entry; `None` if it is unknown: the machine that last wrote
+    /// the journal may be another one, and may have created them.
     pub(super) unlisted: Option<Rc<BootIdentity>>,
 }
 
@@ -88,8 +88,8 @@ impl JournalContents {
         contents
     }
 
-    /// Drops the removals of addresses that are not in quarantine, unless a removal explains why the present owner got
-    /// the address.
+    /// Drops the removals of addresses that are not in quarantine, unless a removal explains why
+    /// the present owner got the address.
     pub(super) fn without_old_removals(
         mut self,
         quarantine: &AddressQuarantine,
@@ -102,7 +102,8 @@ impl JournalContents {
         self
     }
 
-    /// The text of a journal that is written in the boot `current`, to which more lines can be added.
+    /// The text of a journal that is written in the boot `current`, to which more lines can be
+    /// added.
     pub(super) fn to_text(&self, current: &BootIdentity) -> String {
         let mut numbers: BTreeMap<&BootIdentity, String> = BTreeMap::new();
         // Removals before entries: one may explain how the owner of an entry got the address.
@@ -256,8 +257,8 @@ impl LeaseFileId {
     }
 }
 
-/// A line of `words`, none of which contains white space. The line begins with a newline and ends with [`END`]: a
-/// truncated line is ignored, and the next line is not affected.
+/// A line of `words`, none of which contains white space. The line begins with a newline and ends
+/// with [`END`]: a truncated line is ignored, and the next line is not affected.
 fn join_line(words: &[&str]) -> String {
     format!("\n{}{END}", words.join(" "))
 }
@@ -283,8 +284,8 @@ pub(super) struct JournalHeader {
     pub(super) boot: BootIdentity,
     /// When it was written, in seconds since 1970.
     written_at: Option<i64>,
-    /// The place of the entries, which are sorted; lines that were added since follow them. In bytes from the end of
-    /// this line.
+    /// The place of the entries, which are sorted; lines that were added since follow them. In
+    /// bytes from the end of this line.
     pub(super) sorted: Range<u64>,
 }
 
@@ -318,7 +319,8 @@ pub(super) fn parse_removed_address(line: &str) -> Option<IpAddr> {
     if words.next() == Some("-") { words.next()?.parse().ok() } else { None }
 }
 
-/// `text` as one word: bytes other than printable ASCII are written as `%` and two hexadecimal digits.
+/// `text` as one word: bytes other than printable ASCII are written as `%` and two hexadecimal
+/// digits.
 pub(super) fn escape_word(text: &str) -> String {
     let mut word = String::with_capacity(text.len());
     for byte in text.bytes() {

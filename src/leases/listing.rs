@@ -46,8 +46,8 @@ pub struct LeaseStatus {
     pub created: Option<SystemTime>,
 }
 
-/// An address whose file is not a lease: an administrator reserved the address, or another program was killed while it
-/// wrote a lease.
+/// An address whose file is not a lease: an administrator reserved the address, or another program
+/// was killed while it wrote a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressReservation {
     /// The address: the file's name.
@@ -79,8 +79,8 @@ pub(super) enum AddressFile {
 }
 
 impl LeaseListing {
-    /// Lists the store of `network` and changes nothing. Fails if ADD could not write to the store; a missing store
-    /// that ADD could create is empty.
+    /// Lists the store of `network` and changes nothing. Fails if ADD could not write to the store;
+    /// a missing store that ADD could create is empty.
     pub fn open_writable(
         data_dir: &Path,
         network: &str,
@@ -102,8 +102,9 @@ impl LeaseListing {
         Ok(LeaseListing { ips: listed_addresses(&dir)?, dir: Some(dir), quarantined })
     }
 
-    /// Lists the store of `network`, without write permission; `None` if there is no store. A directory is a store if
-    /// it has the file `lock`, which every command that reserves an address creates.
+    /// Lists the store of `network`, without write permission; `None` if there is no store. A
+    /// directory is a store if it has the file `lock`, which every command that reserves an
+    /// address creates.
     pub fn open_existing(data_dir: &Path, network: &str) -> error::Result<Option<LeaseListing>> {
         let dir =
             OpenDirectory::open_network(data_dir, network)?.filter(|dir| dir.has_entry("lock"));
@@ -175,8 +176,8 @@ impl AddressFile {
         if let AddressFile::Lease(lease, meta) = self { Some((lease, *meta)) } else { None }
     }
 
-    /// For a lease that lost its text, the lease in the journal; without an entry nobody knows whose it was, and the
-    /// file reserves its address.
+    /// For a lease that lost its text, the lease in the journal; without an entry nobody knows
+    /// whose it was, and the file reserves its address.
     pub(super) fn with_lost(self, ip: IpAddr, journal: &JournalContents) -> AddressFile {
         let AddressFile::Lost(meta) = self else { return self };
         match journal.entry_of_file(ip, &meta) {
@@ -267,8 +268,8 @@ pub fn list_networks(data_dir: &Path) -> error::Result<Vec<String>> {
     Ok(names)
 }
 
-/// The address in a file's name, which must be the canonical text of the address: neither this program nor the
-/// reference regards an address as taken because of a file with another name.
+/// The address in a file's name, which must be the canonical text of the address: neither this
+/// program nor the reference regards an address as taken because of a file with another name.
 fn parse_file_name(name: &str) -> Option<IpAddr> {
     name.parse().ok().filter(|ip: &IpAddr| ip.to_canonical() == *ip && ip.to_string() == name)
 }

@@ -1,5 +1,6 @@
-//! The leases of host-local: in a network's directory a file for each address, in the reference's format,
-//! and the directory `.cnibox` with the journal, which also lists the addresses in quarantine.
+//! The leases of host-local: in a network's directory a file for each address, in the reference's
+//! format, and the directory `.cnibox` with the journal, which also lists the addresses in
+//! quarantine.
 //!
 //! | file | |
 //! | --- | --- |

@@ -1,5 +1,5 @@
-//! The journal's data on the attachments of leases, from which [`crate::attachment::liveness`] decides whether an
-//! attachment has ended.
+//! The journal's data on the attachments of leases, from which [`crate::attachment::liveness`]
+//! decides whether an attachment has ended.
 
 use std::fs::Metadata;
 use std::net::IpAddr;
@@ -35,8 +35,8 @@ impl JournalContents {
         contents
     }
 
-    /// The entry of a lease with the file `meta`, or a new entry for a lease that the reference created: after the next
-    /// boot the lease is known to be of an earlier boot.
+    /// The entry of a lease with the file `meta`, or a new entry for a lease that the reference
+    /// created: after the next boot the lease is known to be of an earlier boot.
     pub(super) fn entry_of_lease(&self, lease: &AddressLease, meta: &Metadata) -> JournalEntry {
         let noted = self.entry_of_file(lease.ip, meta);
         noted.filter(|entry| entry.lease == *lease).cloned().unwrap_or_else(|| JournalEntry {
@@ -62,8 +62,9 @@ impl JournalContents {
         let created = LeaseFileId::from_metadata(meta).creation_time();
         let boot = match self.entry_of_file(ip, meta) {
             Some(entry) => entry.boot.as_ref(),
-            // What lost the text may have lost the entry, too. The first command in another boot, or on another machine,
-            // writes a new journal: what was created after the first line was created in the boot of this line.
+            // What lost the text may have lost the entry, too. The first command in another boot,
+            // or on another machine, writes a new journal: what was created after the
+            // first line was created in the boot of this line.
             None => {
                 self.written_in.as_ref().filter(|_| self.written_at.is_some_and(|at| created >= at))
             }
@@ -84,8 +85,8 @@ impl JournalContents {
     }
 }
 
-/// Whether the attachment of each entry of `network` exists, in order. A lease without an interface names no
-/// attachment: its file may be a reservation by an administrator.
+/// Whether the attachment of each entry of `network` exists, in order. A lease without an interface
+/// names no attachment: its file may be a reservation by an administrator.
 pub(super) fn judge_entries(
     network: &str,
     entries: &[JournalEntry],
@@ -106,9 +107,10 @@ pub(super) fn judge_entries(
     lives.map(|(life, entry)| if names_none(entry) { doubt } else { life }).collect()
 }
 
-/// The host's end in the attachment's record. A plugin of another program does not pass its link to host-local, but the
-/// plugins that follow it find the link in its result and record it. A record that is older than the lease may be of an
-/// earlier container with the same id, and does not count.
+/// The host's end in the attachment's record. A plugin of another program does not pass its link to
+/// host-local, but the plugins that follow it find the link in its result and record it. A record
+/// that is older than the lease may be of an earlier container with the same id, and does not
+/// count.
 fn recorded_host_end(
     owner: AttachmentId<'_>,
     JournalEntry { lease, file, .. }: &JournalEntry,

@@ -1,9 +1,10 @@
-//! Addresses that were freed a short while ago, and are not allocated until packets to the previous owner have expired
-//! (`reuseDelay`).
+//! Addresses that were freed a short while ago, and are not allocated until packets to the previous
+//! owner have expired (`reuseDelay`).
 //!
-//! The journal's line of a removed lease has the boot id, the seconds since boot, and the wall clock's time. Within one
-//! boot the seconds since boot count, because that clock cannot be set. After a reboot the delay is over when it is
-//! over by either clock: the address was freed before the boot, so all of the time since boot has passed.
+//! The journal's line of a removed lease has the boot id, the seconds since boot, and the wall
+//! clock's time. Within one boot the seconds since boot count, because that clock cannot be set.
+//! After a reboot the delay is over when it is over by either clock: the address was freed before
+//! the boot, so all of the time since boot has passed.
 
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ use crate::attachment::boot::{current_unix_time, seconds_since_boot};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RemovalTime {
     boot: String,
-    /// Seconds since the start of the boot, suspend included (`CLOCK_BOOTTIME`, which cannot be set).
+    /// Seconds since the start of the boot, suspend included (`CLOCK_BOOTTIME`, which cannot be
+    /// set).
     uptime: i64,
     /// Seconds since 1970, by the wall clock.
     wall: i64,

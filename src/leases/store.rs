@@ -1,7 +1,8 @@
 //! The leases of one network, a directory in the format of the reference's host-local plugin.
 //!
-//! Each lease is a file named by its address; `last_reserved_ip.<range id>` has the address from which allocation
-//! continues; both implementations lock the file `lock`. [`super::journal`] is an addition of this program.
+//! Each lease is a file named by its address; `last_reserved_ip.<range id>` has the address from
+//! which allocation continues; both implementations lock the file `lock`. [`super::journal`] is an
+//! addition of this program.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{DirBuilder, Metadata};
@@ -30,7 +31,8 @@ use cni::sort::sort_by_key;
 
 /// Limit of the size of `last_reserved_ip` in bytes.
 const MAX_BYTES: usize = 256;
-/// Networks whose lock this process did not get in time: the rollback of the same ADD does not wait for the lock again.
+/// Networks whose lock this process did not get in time: the rollback of the same ADD does not wait
+/// for the lock again.
 static TIMED_OUT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// A network's leases, locked from opening to drop.
@@ -41,8 +43,9 @@ pub struct LeaseStore {
     directory: Option<OpenDirectory>,
     quarantine: AddressQuarantine,
     boot: Rc<BootIdentity>,
-    /// `None` if the journal cannot be written; then every lookup reads all leases. Also `None` while journal and
-    /// leases may differ: an error or a panic leaves the store unsealed, and the next command rewrites the journal.
+    /// `None` if the journal cannot be written; then every lookup reads all leases. Also `None`
+    /// while journal and leases may differ: an error or a panic leaves the store unsealed, and
+    /// the next command rewrites the journal.
     journal: Option<LeaseJournal>,
     /// Released last: fields are dropped in order.
     _lock: FileLock,
@@ -94,8 +97,8 @@ impl LeaseStore {
         Ok(store)
     }
 
-    /// Reserves `ip`; false if it is taken. `end` is the host's end of the attachment's veth pair, if there is one: it
-    /// proves later that the attachment has ended.
+    /// Reserves `ip`; false if it is taken. `end` is the host's end of the attachment's veth pair,
+    /// if there is one: it proves later that the attachment has ended.
     pub fn reserve_address(
         &mut self,
         ip: IpAddr,
@@ -112,15 +115,16 @@ impl LeaseStore {
         if let Err(e) = journal::mark_lease(&file) {
             debug!("could not mark the lease of {ip}: {e}");
         }
-        // The journal is written before the lease is linked: a kill leaves no lease without an entry.
+        // The journal is written before the lease is linked: a kill leaves no lease without an
+        // entry.
         let journal = change_journal(self.journal.take(), |journal| {
             let file =
                 LeaseFileId::from_metadata(&file.metadata().during("stat", Path::new(temp))?);
             journal.add_entry(&JournalEntry { lease, file, end, boot: Some(Rc::clone(&self.boot)) })
         });
         let linked = directory.publish_file(temp, &self.dir, &name);
-        // A temporary file that cannot be removed is no error, because it does not affect the lease. The next command
-        // that writes a lease removes the file.
+        // A temporary file that cannot be removed is no error, because it does not affect the
+        // lease. The next command that writes a lease removes the file.
         if let Err(error) = directory.remove_file(temp) {
             debug!("could not remove a temporary file: {error}");
         }
@@ -140,8 +144,8 @@ impl LeaseStore {
         Ok(self.leases_held_by(owner)?.iter().map(|lease| lease.ip).collect())
     }
 
-    /// Releases all leases of `owner` and returns their addresses. Leases in the old form, without an interface, are
-    /// released only if there is none in the current form.
+    /// Releases all leases of `owner` and returns their addresses. Leases in the old form, without
+    /// an interface, are released only if there is none in the current form.
     pub fn release_attachment(&mut self, owner: AttachmentId<'_>) -> error::Result<Vec<IpAddr>> {
         let mut leases = self.leases_held_by(owner)?;
         if leases.iter().any(|lease| lease.ifname.is_some()) {
@@ -160,8 +164,9 @@ impl LeaseStore {
         self.remove_leases(vec![lease], |lease| JournalRemoval::of_address(lease.ip)).map(|_| true)
     }
 
-    /// Removes the leases of attachments that have certainly ended, and returns these leases, sorted by address.
-    /// `reclaim` gets the network's name, removes the other state of the attachments, and returns the leases to remove.
+    /// Removes the leases of attachments that have certainly ended, and returns these leases,
+    /// sorted by address. `reclaim` gets the network's name, removes the other state of the
+    /// attachments, and returns the leases to remove.
     pub fn reclaim_ended(
         &mut self,
         reclaim: impl FnOnce(&str, Vec<ReclaimedLease>) -> Vec<ReclaimedLease>,
@@ -224,8 +229,8 @@ impl LeaseStore {
         Ok(ips.len().saturating_sub(leases))
     }
 
-    /// Removes every lease for which `keep` is false. With `spare`, leases of attachments that certainly exist stay.
-    /// Returns the removed and the spared leases.
+    /// Removes every lease for which `keep` is false. With `spare`, leases of attachments that
+    /// certainly exist stay. Returns the removed and the spared leases.
     pub fn retain_leases(
         &mut self,
         keep: impl Fn(&AddressLease) -> bool,
@@ -247,7 +252,8 @@ impl LeaseStore {
         Ok(listing::listed_addresses(&self.dir)?)
     }
 
-    /// The address that was last reserved in a range set. It is a hint: an unreadable file counts as absent.
+    /// The address that was last reserved in a range set. It is a hint: an unreadable file counts
+    /// as absent.
     pub fn last_reserved(&self, range_id: usize) -> Option<IpAddr> {
         let read = self.dir.read_file(&last_reserved_file_name(range_id), MAX_BYTES);
         if let Err(e) = read.as_ref()
@@ -263,9 +269,9 @@ impl LeaseStore {
 
     /// Writes the address that was last reserved in a range set.
     ///
-    /// The file is overwritten in place: after a kill it may have another address or none, and allocation starts
-    /// elsewhere. A rename over the old file would make ext4 write to the disk, which takes longer than the rest of
-    /// an ADD.
+    /// The file is overwritten in place: after a kill it may have another address or none, and
+    /// allocation starts elsewhere. A rename over the old file would make ext4 write to the
+    /// disk, which takes longer than the rest of an ADD.
     pub fn set_last_reserved(&mut self, range_id: usize, ip: IpAddr) -> error::Result<()> {
         let journal = self.journal.take();
         self.dir.overwrite_file(&last_reserved_file_name(range_id), ip.to_string().as_bytes())?;
@@ -368,9 +374,9 @@ impl LeaseStore {
         Ok(leases)
     }
 
-    /// Frees the address of a lease that lost its text in a power cut, which ended its container. If nothing proves that
-    /// there was a reboot since, a failed write may have lost the text, and the container may live: its lease is written
-    /// again, or its address stays reserved.
+    /// Frees the address of a lease that lost its text in a power cut, which ended its container.
+    /// If nothing proves that there was a reboot since, a failed write may have lost the text,
+    /// and the container may live: its lease is written again, or its address stays reserved.
     fn recover_lost_lease(
         &mut self,
         ip: IpAddr,
@@ -449,7 +455,8 @@ fn last_reserved_file_name(range_id: usize) -> String {
     format!("last_reserved_ip.{range_id}")
 }
 
-/// Changes the journal and returns it; `None` if there is none, or if it cannot be written, which is no error.
+/// Changes the journal and returns it; `None` if there is none, or if it cannot be written, which
+/// is no error.
 fn change_journal(
     journal: Option<LeaseJournal>,
     change: impl FnOnce(&mut LeaseJournal) -> FileResult<()>,

@@ -1,5 +1,5 @@
-//! Selects the back end, `nf_tables` or iptables, as the reference plugins do. [`PacketFilter`] holds the sockets and
-//! the iptables programs of one call, and lists the features that have rules.
+//! Selects the back end, `nf_tables` or iptables, as the reference plugins do. [`PacketFilter`]
+//! holds the sockets and the iptables programs of one call, and lists the features that have rules.
 
 use std::cell::{Cell, OnceCell};
 use std::net::IpAddr;
@@ -25,7 +25,8 @@ use crate::netlink::nftables::{NftSocket, NftTable};
 use cni::error::{Error, ErrorContext, Result, join_outcomes};
 use cni::files;
 
-/// A table that does not exist: the reply to a query for it shows whether the kernel has `nf_tables`.
+/// A table that does not exist: the reply to a query for it shows whether the kernel has
+/// `nf_tables`.
 const PROBE_RULE: NftTable<'_> = NftTable::new_inet("cnibox_probe");
 
 /// The errors of a kernel without `nf_tables`, for requests or for the socket.
@@ -55,14 +56,16 @@ impl RuleBackend {
         }
     }
 
-    /// For ADD: the configured back end; by default iptables if it is installed and works, else nftables.
+    /// For ADD: the configured back end; by default iptables if it is installed and works, else
+    /// nftables.
     pub fn choose_for_add(configured: Option<RuleBackend>, filter: &PacketFilter) -> RuleBackend {
         configured.unwrap_or_else(|| RuleBackend::default_backend(filter))
     }
 
-    /// For CHECK: verifies the rules with the back end in the attachment's record. The reference writes no record and
-    /// has fewer back ends than can be configured: without a record, it is enough if the check succeeds with
-    /// either back end. If both fail, the error is that of the configured or default back end.
+    /// For CHECK: verifies the rules with the back end in the attachment's record. The reference
+    /// writes no record and has fewer back ends than can be configured: without a record, it is
+    /// enough if the check succeeds with either back end. If both fail, the error is that of
+    /// the configured or default back end.
     pub fn check_rules(
         configured: Option<RuleBackend>,
         filter: &PacketFilter,
@@ -86,8 +89,8 @@ impl RuleBackend {
         RecordedBackend::deserialize(part).ok().map(|recorded| recorded.backend)
     }
 
-    /// The back end that the reference would select. Only an iptables that is not on top of `nf_tables`, and was never
-    /// used, is tried, which starts a process.
+    /// The back end that the reference would select. Only an iptables that is not on top of
+    /// `nf_tables`, and was never used, is tried, which starts a process.
     pub fn default_backend(filter: &PacketFilter) -> RuleBackend {
         let is_usable = filter.default_programs(IpFamily::V4).is_some_and(|programs| {
             if programs.are_on_nf_tables() && filter.has_nf_tables() {
@@ -118,8 +121,8 @@ struct RecordedBackend {
     backend: RuleBackend,
 }
 
-/// Fails unless iptables can look for a rule with a comment, as all rules here have one. Status 1 means that there is
-/// no such rule.
+/// Fails unless iptables can look for a rule with a comment, as all rules here have one. Status 1
+/// means that there is no such rule.
 fn probe_iptables() -> Result<()> {
     let Some(program) = cmd::find_program("iptables") else {
         return Err(iptables::not_found_error(IpFamily::V4));
@@ -147,14 +150,16 @@ pub struct FilterFeature {
     pub check: fn(&PacketFilter, AttachmentId<'_>, &Value) -> Result<()>,
     /// Whether the reference has created what the part wants in `nf_tables`.
     pub is_of_reference: fn(&NftSocket, AttachmentId<'_>, &Value) -> netlink::NetlinkResult<bool>,
-    /// The part of a record, without the settings that another record decides, such as the policy of a bridge.
+    /// The part of a record, without the settings that another record decides, such as the policy
+    /// of a bridge.
     pub decided_part: DecidedPart,
     /// Restores other objects from the records.
     pub restore: fn(&PacketFilter) -> Result<()>,
-    /// Deletes all rules and elements of an attachment in any back end. Some addresses of the attachment may be missing
-    /// in the list.
+    /// Deletes all rules and elements of an attachment in any back end. Some addresses of the
+    /// attachment may be missing in the list.
     pub remove: fn(&PacketFilter, AttachmentId<'_>, &[IpAddr]) -> Result<()>,
-    /// The layouts that are handed over to the reference plugins, by a description of their objects.
+    /// The layouts that are handed over to the reference plugins, by a description of their
+    /// objects.
     pub hand_over: &'static [(&'static str, HandOverStep)],
 }
 
@@ -181,8 +186,8 @@ type DecidedPart = fn(&PacketFilter, &StoredRecord<Value>, &[StoredRecord<Value>
 /// Rewrites our layout into the reference's.
 pub type HandOverStep = fn(&PacketFilter) -> Result<HandoverCount>;
 
-/// The packet filter of the calling thread's namespace, opened on first use. A call of a plugin uses one: the
-/// kernel is slow to close a socket that deleted something.
+/// The packet filter of the calling thread's namespace, opened on first use. A call of a plugin
+/// uses one: the kernel is slow to close a socket that deleted something.
 #[derive(Debug)]
 pub struct PacketFilter {
     /// All features: after a flush the state of all features is restored at once.
@@ -253,7 +258,8 @@ impl PacketFilter {
         self.require_nf_tables().is_ok()
     }
 
-    /// Whether rules of iptables that are created over netlink can have a comment, as all rules here have.
+    /// Whether rules of iptables that are created over netlink can have a comment, as all rules
+    /// here have.
     fn has_iptables_matches(&self) -> bool {
         self.nft_socket().is_ok_and(|nft| nft.has_xt_match(IpFamily::V4, "comment", 0))
     }
@@ -302,8 +308,9 @@ impl PacketFilter {
             .as_ref()
     }
 
-    /// The tables of each flavour of iptables that has one of the chains, or, without `chains`, a chain of any CNI
-    /// plugin. For iptables-legacy it is enough that the table exists. Starts no process.
+    /// The tables of each flavour of iptables that has one of the chains, or, without `chains`, a
+    /// chain of any CNI plugin. For iptables-legacy it is enough that the table exists. Starts
+    /// no process.
     pub fn iptables_with_chains(
         &self,
         family: IpFamily,
@@ -319,8 +326,9 @@ impl PacketFilter {
         Ok(found)
     }
 
-    /// Deletes the rules of the table `name` that `plan` finds, in each family and flavour [with one of
-    /// `chains`](Self::iptables_with_chains). Continues after an error; the errors are joined.
+    /// Deletes the rules of the table `name` that `plan` finds, in each family and flavour [with
+    /// one of `chains`](Self::iptables_with_chains). Continues after an error; the errors are
+    /// joined.
     pub(super) fn delete_iptables_rules(
         &self,
         name: &str,
@@ -338,7 +346,8 @@ impl PacketFilter {
         }))
     }
 
-    /// Whether `nf_tables` has one of these chains of iptables, or, without `chains`, one of any CNI plugin.
+    /// Whether `nf_tables` has one of these chains of iptables, or, without `chains`, one of any
+    /// CNI plugin.
     pub(super) fn has_any_chain(
         &self,
         family: IpFamily,
@@ -360,7 +369,8 @@ impl PacketFilter {
         })
     }
 
-    /// Whether a table of iptables is used in this namespace, and the kernel has matched comments for iptables-legacy.
+    /// Whether a table of iptables is used in this namespace, and the kernel has matched comments
+    /// for iptables-legacy.
     fn has_iptables_in_use(&self) -> bool {
         let matches = Path::new("/proc/thread-self/net/ip_tables_matches");
         ["nat", "filter"].iter().any(|name| self.has_legacy_table(IpFamily::V4, name))

@@ -1,9 +1,10 @@
 //! The elements of attachments in sets and maps, as their records want them.
 //!
-//! Several attachments may need an element with the same key, as with two networks of one subnet. The element belongs
-//! to the first of them. ADD of another attachment leaves the element in place unless its owner is certainly gone. The
-//! deletion of the owner gives the key to another living attachment whose record wants it, in the same transaction
-//! (`docs/decisions/0022-shared-elements.md`).
+//! Several attachments may need an element with the same key, as with two networks of one subnet.
+//! The element belongs to the first of them. ADD of another attachment leaves the element in place
+//! unless its owner is certainly gone. The deletion of the owner gives the key to another living
+//! attachment whose record wants it, in the same transaction (`docs/decisions/0022-shared-elements.
+//! md`).
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -34,12 +35,13 @@ pub struct RecordedElements {
     pub sets: &'static [NftSet<'static>],
     /// The elements that a record with this part wants, see [`elements_of_part`].
     pub of_part: fn(AttachmentId<'_>, &Value) -> Vec<SetElement>,
-    /// What is wrong with the element that was found for the key of a wanted one, usually [`differing_data`].
+    /// What is wrong with the element that was found for the key of a wanted one, usually
+    /// [`differing_data`].
     pub find_conflict: fn(AttachmentId<'_>, &SetElement, &SetElement) -> Option<String>,
 }
 
-/// The attachment's element has other data. The element of another attachment is in its place: that attachment may have
-/// another subnet.
+/// The attachment's element has other data. The element of another attachment is in its place: that
+/// attachment may have another subnet.
 pub fn differing_data(
     _: AttachmentId<'_>,
     wanted: &SetElement,
@@ -49,7 +51,8 @@ pub fn differing_data(
     is_wrong.then(|| format!("element {wanted} of {} has another value", wanted.set))
 }
 
-/// The elements that `elements` returns for the feature's part of a record; none if the part cannot be read.
+/// The elements that `elements` returns for the feature's part of a record; none if the part cannot
+/// be read.
 pub fn elements_of_part<R: DeserializeOwned>(
     owner: AttachmentId<'_>,
     part: &Value,
@@ -97,7 +100,8 @@ impl RecordedElements {
         }))
     }
 
-    /// Deletes the attachment's elements: those with the keys of `known`, or, if that is empty, all.
+    /// Deletes the attachment's elements: those with the keys of `known`, or, if that is empty,
+    /// all.
     pub fn delete_of_owner(
         &self,
         nft: &NftSocket,
@@ -121,9 +125,10 @@ impl RecordedElements {
         })
     }
 
-    /// Deletes the elements that `find` returns, unless another process has replaced them in between, and the chains
-    /// that only these elements jump to. Keys that records of other attachments want are given to them. With the
-    /// `owner` of the elements only the attachments with the same addresses are considered.
+    /// Deletes the elements that `find` returns, unless another process has replaced them in
+    /// between, and the chains that only these elements jump to. Keys that records of other
+    /// attachments want are given to them. With the `owner` of the elements only the
+    /// attachments with the same addresses are considered.
     pub fn delete_found(
         &self,
         nft: &NftSocket,
@@ -138,8 +143,8 @@ impl RecordedElements {
             self.layout.delete_elements(&mut batch, nft, &found, &added)?;
             Ok(batch)
         })?;
-        // A next owner may have been deleted meanwhile, by a DEL that did not find these elements: DEL removes the
-        // record first.
+        // A next owner may have been deleted meanwhile, by a DEL that did not find these elements:
+        // DEL removes the record first.
         added.retain(|element| !is_recorded(self.kept, element));
         if added.is_empty() {
             return Ok(());
@@ -150,9 +155,9 @@ impl RecordedElements {
         })
     }
 
-    /// The elements of other attachments with the keys of elements that are about to be deleted: for the deletion of
-    /// the `owner` of the attachments with the same addresses; for GC, after the removal of stale records, of all
-    /// attachments.
+    /// The elements of other attachments with the keys of elements that are about to be deleted:
+    /// for the deletion of the `owner` of the attachments with the same addresses; for GC,
+    /// after the removal of stale records, of all attachments.
     pub fn elements_of_next_owners(
         &self,
         owner: Option<AttachmentId<'_>>,
@@ -178,13 +183,15 @@ impl RecordedElements {
     }
 }
 
-/// Whether the owner of the element has a record. An element that belongs to a network (`<hash>, net: ..`) needs none.
+/// Whether the owner of the element has a record. An element that belongs to a network (`<hash>,
+/// net: ..`) needs none.
 fn is_recorded(kept: RecordStore, element: &SetElement) -> bool {
     let owner = instance_in_comment(element.comment.as_deref());
     owner.is_some_and(|owner| !owner.contains('-') || kept.has_instance(owner))
 }
 
-/// The record of another attachment for which `is_wanted` returns true, and whose container is not certainly gone.
+/// The record of another attachment for which `is_wanted` returns true, and whose container is not
+/// certainly gone.
 pub fn find_other_record<T: DeserializeOwned>(
     kept: RecordStore,
     owner: AttachmentId<'_>,

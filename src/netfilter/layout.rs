@@ -1,13 +1,14 @@
 //! The required content of our tables of `nf_tables`: verifies, changes and restores it.
 //!
-//! A [`TableLayout`] describes a table: its sets and maps, its chains and their fixed rules. ADD compares the table
-//! with its layout, plans, and commits ([`CniboxTables::change_tables`]). After a flush of rules or sets the same
-//! transaction restores them, and the state of all attachments of this host in all of our tables ([`RestorableState`]),
-//! so that protections and the traffic they protect become effective together.
+//! A [`TableLayout`] describes a table: its sets and maps, its chains and their fixed rules. ADD
+//! compares the table with its layout, plans, and commits ([`CniboxTables::change_tables`]). After
+//! a flush of rules or sets the same transaction restores them, and the state of all attachments of
+//! this host in all of our tables ([`RestorableState`]), so that protections and the traffic they
+//! protect become effective together.
 //!
-//! Rules are identified by their comments: a rule that changes in a release gets a new comment, and the next ADD or
-//! STATUS completes the tables of the earlier release. A set contains a sentinel, an element that matches no packet: a
-//! set without it was flushed.
+//! Rules are identified by their comments: a rule that changes in a release gets a new comment, and
+//! the next ADD or STATUS completes the tables of the earlier release. A set contains a sentinel,
+//! an element that matches no packet: a set without it was flushed.
 
 mod transaction;
 
@@ -26,17 +27,18 @@ pub use transaction::{CniboxTables, LayoutTransaction};
 /// The rules of the chain of this name, if it is one that elements jump to.
 type SubnetRules = fn(&str) -> Option<Vec<NftRule>>;
 
-/// A rule that its chain must have: the comment by which it is recognised, and the rule, which is built only if it is
-/// missing.
+/// A rule that its chain must have: the comment by which it is recognised, and the rule, which is
+/// built only if it is missing.
 pub type FixedRule = (&'static str, fn() -> NftRule);
 
 /// How the rules of an [exact](TableLayout::has_only_these_rules) layout are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RuleComparison {
-    /// By their comments, for ADD, and for STATUS: after a reload of a listing of nft, which writes other expressions,
-    /// pods can still be started.
+    /// By their comments, for ADD, and for STATUS: after a reload of a listing of nft, which writes
+    /// other expressions, pods can still be started.
     ByComment,
-    /// Also by their expressions, and base chains by their hooks, for CHECK and repairs. Takes 0.3 ms.
+    /// Also by their expressions, and base chains by their hooks, for CHECK and repairs. Takes 0.3
+    /// ms.
     RuleSet,
 }
 
@@ -50,10 +52,11 @@ pub struct TableLayout {
     pub packet_filled_sets: &'static [NftSet<'static>],
     /// The chains of the table and their fixed rules. A chain without fixed rules is not verified.
     pub chains: &'static [(NftChain<'static>, &'static [FixedRule])],
-    /// The rules of a chain that elements jump to, by the chain's name; `None` for other chains. Such a chain is
-    /// created with the first element, and deleted with the last element.
+    /// The rules of a chain that elements jump to, by the chain's name; `None` for other chains.
+    /// Such a chain is created with the first element, and deleted with the last element.
     pub subnet: Option<SubnetRules>,
-    /// Whether chains of this layout have only these rules. The table has many other chains, whose rules are not read.
+    /// Whether chains of this layout have only these rules. The table has many other chains, whose
+    /// rules are not read.
     pub has_only_these_rules: bool,
 }
 
@@ -193,7 +196,8 @@ struct TableState {
     /// Whether the table is created if it does not exist, even if nothing is restored in it.
     is_required: bool,
     rules: Vec<RuleInfo>,
-    /// The table if an operator has set the flag `dormant`, which switches its chains off; the flag has to be cleared.
+    /// The table if an operator has set the flag `dormant`, which switches its chains off; the
+    /// flag has to be cleared.
     dormant: Option<NftTable<'static>>,
     /// The chains whose fixed rules are written again.
     incomplete: Vec<NftChain<'static>>,
@@ -277,8 +281,8 @@ impl TableState {
         Ok((view, found))
     }
 
-    /// Creates the missing objects. Others are not changed: an administrator may have set a chain's policy, or
-    /// have added rules to a chain without fixed rules.
+    /// Creates the missing objects. Others are not changed: an administrator may have set a chain's
+    /// policy, or have added rules to a chain without fixed rules.
     fn add_missing_objects(&self, batch: &mut NftBatch) {
         let TableLayout { table, sets, packet_filled_sets, chains, .. } = self.layout;
         batch.ensure_object(table);
@@ -309,7 +313,8 @@ impl TableState {
     }
 }
 
-/// The first of the comments whose rule is not in the chain, or not in this order. Other rules may stand in between.
+/// The first of the comments whose rule is not in the chain, or not in this order. Other rules may
+/// stand in between.
 fn find_missing_rule(
     found: &[RuleInfo],
     chain: NftChain<'_>,
@@ -345,7 +350,8 @@ fn first_difference(
 /// How much of one layout was handed over to the reference plugins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HandoverCount {
-    /// The objects that the reference has now: rules, ports, addresses or chains, depending on the layout.
+    /// The objects that the reference has now: rules, ports, addresses or chains, depending on the
+    /// layout.
     pub objects: usize,
     /// Rules that are lost because their comments had no room for the container's id.
     pub nameless: usize,

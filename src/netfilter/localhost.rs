@@ -1,8 +1,8 @@
 //! Packets with loopback addresses of the host are dropped unless they come from the host itself.
 //!
-//! Mappings on 127.0.0.1 require `route_localnet` on the interface towards the container, with which the kernel
-//! accepts packets with loopback addresses from the wire. A separate table, independent of the back end of the
-//! mappings, drops them:
+//! Mappings on 127.0.0.1 require `route_localnet` on the interface towards the container, with
+//! which the kernel accepts packets with loopback addresses from the wire. A separate table,
+//! independent of the back end of the mappings, drops them:
 //!
 //! ```text
 //! table inet cnibox_localhost {
@@ -14,11 +14,12 @@
 //! }
 //! ```
 //!
-//! At priority raw no address is translated yet: replies to connections from the host to a mapping on 127.0.0.1
-//! still have their masqueraded address, and connections that a rule redirects from an address of the host to
-//! 127.0.0.1 still have that address. So both are accepted, whichever program translates them. On a kernel without
-//! `nf_tables` the two rules are in table `raw` of iptables. They remain after the last mapping, as
-//! `route_localnet` does. After a flush the next ADD of any plugin but loopback restores them.
+//! At priority raw no address is translated yet: replies to connections from the host to a mapping
+//! on 127.0.0.1 still have their masqueraded address, and connections that a rule redirects from an
+//! address of the host to 127.0.0.1 still have that address. So both are accepted, whichever
+//! program translates them. On a kernel without `nf_tables` the two rules are in table `raw` of
+//! iptables. They remain after the last mapping, as `route_localnet` does. After a flush the next
+//! ADD of any plugin but loopback restores them.
 
 use std::net::Ipv4Addr;
 
@@ -70,7 +71,8 @@ fn iptables_rules() -> [iptables::IptablesRule; 2] {
     })
 }
 
-/// The feature. The rules are required while there are mappings on 127.0.0.1, and stay after the last mapping.
+/// The feature. The rules are required while there are mappings on 127.0.0.1, and stay after the
+/// last mapping.
 pub const FEATURE: FilterFeature = FilterFeature {
     check: |filter, _, part| {
         let is_open = LocalnetRecord::deserialize(part).is_ok_and(|record| record.localnet);
@@ -120,9 +122,9 @@ pub fn close_to_containers(filter: &PacketFilter) -> Result<()> {
     closed.context(|| "close the host's loopback addresses to containers")
 }
 
-/// For the ADD of any plugin that connects the container: restores the rules if a flush has deleted them, and with them
-/// those of all tables. Opens no socket on a host without port mappings. Without `nf_tables` only mappings of a
-/// container restore them.
+/// For the ADD of any plugin that connects the container: restores the rules if a flush has deleted
+/// them, and with them those of all tables. Opens no socket on a host without port mappings.
+/// Without `nf_tables` only mappings of a container restore them.
 pub fn restore_if_flushed(filter: &PacketFilter) -> Result<()> {
     if !MAPPINGS.is_used() {
         return Ok(());

@@ -1,5 +1,5 @@
-//! Names and comments of an attachment's chains, rules and elements: the reference plugins' names, so that either
-//! implementation finds the objects of the other.
+//! Names and comments of an attachment's chains, rules and elements: the reference plugins' names,
+//! so that either implementation finds the objects of the other.
 
 use std::collections::HashSet;
 
@@ -14,7 +14,8 @@ const CHAIN: usize = 28;
 pub const RULE_COMMENT: usize = 255;
 
 impl AttachmentId<'_> {
-    /// The name of the iptables chain of this container and network: `CNI-`, a prefix such as `DN-`, and a hash.
+    /// The name of the iptables chain of this container and network: `CNI-`, a prefix such as
+    /// `DN-`, and a hash.
     pub fn iptables_chain(&self, prefix: &str) -> String {
         let start = format!("CNI-{prefix}");
         let hash = sha512_hex([self.network, self.id].concat(), CHAIN - start.len());
@@ -26,7 +27,8 @@ impl AttachmentId<'_> {
         format!("{}{}\"", rule_comment_prefix(self.network), self.id)
     }
 
-    /// The comment of this container's iptables rules: the [name](AttachmentId::rule_name), cut as the kernel does.
+    /// The comment of this container's iptables rules: the [name](AttachmentId::rule_name), cut as
+    /// the kernel does.
     pub fn rule_comment(&self) -> String {
         let mut text = self.rule_name();
         if text.len() > RULE_COMMENT {
@@ -43,8 +45,9 @@ impl AttachmentId<'_> {
             .to_owned()
     }
 
-    /// The comment of this attachment's objects in our own layouts: as [`AttachmentId::reference_comment`], but if it
-    /// is too long, the end of the network's name is cut rather than the container's id. Parsed by [`parse_label`].
+    /// The comment of this attachment's objects in our own layouts: as
+    /// [`AttachmentId::reference_comment`], but if it is too long, the end of the network's
+    /// name is cut rather than the container's id. Parsed by [`parse_label`].
     pub fn object_label(&self) -> String {
         let [network, ifname, id] = self.unquoted_names();
         cut_comment(&format!("{}, id: {id}, if: {ifname}, net: {network}", self.instance_id()))
@@ -66,8 +69,8 @@ impl AttachmentId<'_> {
         move |comment| comment.is_some_and(|comment| comment.starts_with(&instance))
     }
 
-    /// Whether an nftables object with this [label](AttachmentId::object_label) belongs to the same container in
-    /// another network.
+    /// Whether an nftables object with this [label](AttachmentId::object_label) belongs to the same
+    /// container in another network.
     pub fn is_of_same_container(&self, label: Option<&str>) -> bool {
         label.is_some_and(|label| {
             container_of_label(label) == Some(self.id)
@@ -86,8 +89,8 @@ pub fn container_of_label(label: &str) -> Option<&str> {
     Some(label.split_once(", id: ")?.1.split_once(", if: ")?.0)
 }
 
-/// The container's id, the interface and the network in a [label](AttachmentId::object_label). The network's name may
-/// be cut; `None` if the interface or the id is cut.
+/// The container's id, the interface and the network in a [label](AttachmentId::object_label). The
+/// network's name may be cut; `None` if the interface or the id is cut.
 pub fn parse_label(label: &str) -> Option<(&str, &str, &str)> {
     let (_, rest) = label.split_once(", id: ")?;
     let (id, rest) = rest.split_once(", if: ")?;
@@ -95,7 +98,8 @@ pub fn parse_label(label: &str) -> Option<(&str, &str, &str)> {
     Some((id, ifname, network))
 }
 
-/// The prefix of the comments of a network's iptables rules, before the container's id and a quotation mark.
+/// The prefix of the comments of a network's iptables rules, before the container's id and a
+/// quotation mark.
 pub fn rule_comment_prefix(network: &str) -> String {
     format!("name: \"{network}\" id: \"")
 }
@@ -125,8 +129,8 @@ pub fn has_same_owner(found: &SetElement, wanted: &SetElement) -> bool {
     instance_in_comment(found.comment.as_deref()) == instance_in_comment(wanted.comment.as_deref())
 }
 
-/// Whether an attachment leaves the element that was found for the key of `wanted` in place: its owner is another
-/// attachment, and not certainly gone.
+/// Whether an attachment leaves the element that was found for the key of `wanted` in place: its
+/// owner is another attachment, and not certainly gone.
 pub fn is_left_in_place(found: &SetElement, wanted: &SetElement) -> bool {
     !has_same_owner(found, wanted) && !is_owner_gone(found.comment.as_deref())
 }

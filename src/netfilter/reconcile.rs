@@ -1,7 +1,9 @@
-//! Compares the packet filter with the records of attachments, which are the desired state, and makes it so.
+//! Compares the packet filter with the records of attachments, which are the desired state, and
+//! makes it so.
 //!
-//! Every question whether rules are as they should be is asked here: by CHECK of one attachment, by STATUS of what the
-//! next ADD needs, by `cnibox doctor` and `cnibox repair` of all attachments of this host.
+//! Every question whether rules are as they should be is asked here: by CHECK of one attachment, by
+//! STATUS of what the next ADD needs, by `cnibox doctor` and `cnibox repair` of all attachments of
+//! this host.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -51,8 +53,8 @@ struct Difference {
     object: String,
 }
 
-/// For CHECK: fails unless everything is as this part of the attachment's record wants it. Without a record, the rules
-/// of the reference are enough.
+/// For CHECK: fails unless everything is as this part of the attachment's record wants it. Without
+/// a record, the rules of the reference are enough.
 pub fn check_attachment(
     filter: &PacketFilter,
     feature: &FilterFeature,
@@ -97,9 +99,10 @@ fn restore_other_objects(filter: &PacketFilter, feature: &FilterFeature) -> Resu
     of_rules.and((feature.restore)(filter))
 }
 
-/// The differences of all features, each text once, without those of attachments that another process is changing: ADD,
-/// DEL and whoever reclaims an attachment hold its lock from the change of the record to that of the rules. What seems
-/// to differ is compared again while its lock is held here.
+/// The differences of all features, each text once, without those of attachments that another
+/// process is changing: ADD, DEL and whoever reclaims an attachment hold its lock from the change
+/// of the record to that of the rules. What seems to differ is compared again while its lock is
+/// held here.
 fn find_differences(filter: &PacketFilter) -> Result<Vec<String>> {
     let seen: HashSet<String> =
         differences_of_features(filter)?.into_iter().map(|found| found.instance).collect();
@@ -146,7 +149,8 @@ fn differences_of_features(filter: &PacketFilter) -> Result<Vec<Difference>> {
 /// What was read of a table of iptables.
 type TablesByName<T> = RefCell<HashMap<(IpFamily, &'static str), Rc<T>>>;
 
-/// Compares attachments with the packet filter, and reads once what several attachments have in common.
+/// Compares attachments with the packet filter, and reads once what several attachments have in
+/// common.
 struct FilterComparison<'f> {
     filter: &'f PacketFilter,
     /// The first difference of each table from its layout.
@@ -167,8 +171,8 @@ impl<'f> FilterComparison<'f> {
         }
     }
 
-    /// What is not as the attachment's part wants it: each damaged table, or else the first element, and the first rule
-    /// of each family.
+    /// What is not as the attachment's part wants it: each damaged table, or else the first
+    /// element, and the first rule of each family.
     fn find_differences(
         &self,
         feature: &FilterFeature,
@@ -202,8 +206,8 @@ impl<'f> FilterComparison<'f> {
         Ok(errors)
     }
 
-    /// Whether the elements are required. An attachment with rules in iptables needs none if the reference created it,
-    /// or if the kernel has no `nf_tables`.
+    /// Whether the elements are required. An attachment with rules in iptables needs none if the
+    /// reference created it, or if the kernel has no `nf_tables`.
     fn requires_elements(
         &self,
         feature: &FilterFeature,
@@ -301,10 +305,10 @@ impl<'f> FilterComparison<'f> {
     }
 }
 
-/// For STATUS: restores what the next ADD with these features would restore. Fails, with code 50, only where that ADD
-/// would fail: if the back end cannot work, or the feature's tables of this back end cannot be restored. Other rules
-/// that cannot be restored are those of other attachments, which `cnibox doctor` reports. `None` stands for an ADD that
-/// needs no rules of these features.
+/// For STATUS: restores what the next ADD with these features would restore. Fails, with code 50,
+/// only where that ADD would fail: if the back end cannot work, or the feature's tables of this
+/// back end cannot be restored. Other rules that cannot be restored are those of other attachments,
+/// which `cnibox doctor` reports. `None` stands for an ADD that needs no rules of these features.
 pub fn require_serviceable(
     filter: &PacketFilter,
     backend: Option<RuleBackend>,
@@ -326,7 +330,8 @@ fn unrestored(error: &Error) -> String {
     format!("could not restore rules: {error}")
 }
 
-/// Restores the tables of a feature that exist or that records need, with all elements in flushed sets.
+/// Restores the tables of a feature that exist or that records need, with all elements in flushed
+/// sets.
 fn restore_tables(filter: &PacketFilter, feature: &FilterFeature) -> NetlinkResult<()> {
     let mut damaged: Vec<TableLayout> = Vec::new();
     for layout in feature.state.layouts {

@@ -1,7 +1,7 @@
 //! The rules of attachments in tables of iptables, as their records want them.
 //!
-//! The absence of another attachment's rules shows that a table was flushed: then ADD restores the rules of all
-//! attachments.
+//! The absence of another attachment's rules shows that a table was flushed: then ADD restores the
+//! rules of all attachments.
 
 use std::cell::Cell;
 
@@ -23,11 +23,11 @@ pub struct RecordedRules {
     pub table: &'static str,
     /// Whether a record with this part has rules in this family's table.
     pub is_of: fn(&Value, IpFamily) -> bool,
-    /// Creates the rules of one record unless they exist. The slice has the records of other attachments, too. Returns
-    /// what prevents that, if anything.
+    /// Creates the rules of one record unless they exist. The slice has the records of other
+    /// attachments, too. Returns what prevents that, if anything.
     pub plan: PlanRecord,
-    /// Whether a chain that ADD reads lacks rules of this other record. The part is that of the attachment to add, if
-    /// that is in the same network.
+    /// Whether a chain that ADD reads lacks rules of this other record. The part is that of the
+    /// attachment to add, if that is in the same network.
     pub is_flushed: fn(&IptablesTable, IpFamily, &StoredRecord<Value>, Option<&Value>) -> bool,
 }
 
@@ -43,8 +43,8 @@ type PlanRecord = fn(
 ) -> Option<String>;
 
 impl RecordedRules {
-    /// For ADD: commits the changes of `plan`, and the rules of all other attachments if those of one of them are
-    /// missing. Rules of others that cannot be restored do not prevent the ADD.
+    /// For ADD: commits the changes of `plan`, and the rules of all other attachments if those of
+    /// one of them are missing. Rules of others that cannot be restored do not prevent the ADD.
     pub fn add(
         &self,
         tables: &IptablesHandle<'_>,
@@ -83,8 +83,9 @@ impl RecordedRules {
         Ok(())
     }
 
-    /// Restores the missing rules of all attachments of this host by one change. If that fails, restores the rules of
-    /// each attachment separately, so that refused rules do not prevent those of others, and returns the error.
+    /// Restores the missing rules of all attachments of this host by one change. If that fails,
+    /// restores the rules of each attachment separately, so that refused rules do not prevent
+    /// those of others, and returns the error.
     pub fn restore(&self, tables: IptablesOpener<'_>) -> Result<()> {
         let all: Vec<_> = self
             .kept

@@ -1,4 +1,5 @@
-//! The source MAC check: frames from a container with another source address are dropped at its bridge port.
+//! The source MAC check: frames from a container with another source address are dropped at its
+//! bridge port.
 //!
 //! ```text
 //! table bridge cnibox_spoof {
@@ -11,8 +12,8 @@
 //! }
 //! ```
 //!
-//! Two elements per port replace the reference's two chains and four rules, so that the cost of a frame does not
-//! depend on the number of ports. DEL also deletes the reference's chains.
+//! Two elements per port replace the reference's two chains and four rules, so that the cost of a
+//! frame does not depend on the number of ports. DEL also deletes the reference's chains.
 
 use serde::{Deserialize, Serialize};
 
@@ -127,7 +128,8 @@ pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &SpoofPa
     check_attachment(filter, &FEATURE, owner, port)
 }
 
-/// The checked ports that may send with this source address: those that [`add_port`] has registered.
+/// The checked ports that may send with this source address: those that [`add_port`] has
+/// registered.
 pub fn ports_with_mac(filter: &PacketFilter, mac: MacAddress) -> Result<Vec<SpoofPart>> {
     let mut ports = Vec::new();
     for element in filter.nft_socket()?.find_elements(&[ALLOWED], &[])? {
@@ -141,8 +143,8 @@ pub fn ports_with_mac(filter: &PacketFilter, mac: MacAddress) -> Result<Vec<Spoo
     Ok(ports)
 }
 
-/// Removes the objects that [`add_port`] or the reference created for the owner. If the ports are known, the sets need
-/// not be searched.
+/// Removes the objects that [`add_port`] or the reference created for the owner. If the ports are
+/// known, the sets need not be searched.
 pub fn delete_ports(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
@@ -236,8 +238,8 @@ fn create_reference_chains(batch: &mut NftBatch, element: &SetElement) -> Option
     Some(())
 }
 
-/// Removes the elements of the network's attachments that are not among `valid`. The reference's objects do not
-/// identify their network.
+/// Removes the elements of the network's attachments that are not among `valid`. The reference's
+/// objects do not identify their network.
 pub fn remove_stale_ports(
     filter: &PacketFilter,
     network: &str,

@@ -10,7 +10,8 @@ use crate::netlink::nftables::{self, NftSocket};
 /// The poll interval where the kernel sends no events: for the rules of iptables-legacy.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// The minimum delay between two attempts: a failed attempt to take a port changes rules, which also causes events.
+/// The minimum delay between two attempts: a failed attempt to take a port changes rules, which
+/// also causes events.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Receives the changes made after it was opened.
@@ -29,7 +30,8 @@ impl PacketFilterWatch {
         watch
     }
 
-    /// Drops the changes received so far, and determines again whether `nf_tables` and iptables-legacy are used.
+    /// Drops the changes received so far, and determines again whether `nf_tables` and
+    /// iptables-legacy are used.
     pub fn restart_watch(&mut self, filter: &PacketFilter) {
         let dropped = self.nft.as_ref().map(|nft| nft.wait_for_change(Instant::now()));
         if !matches!(dropped, Some(Ok(_))) {

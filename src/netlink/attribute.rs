@@ -1,4 +1,5 @@
-//! Attributes of netlink messages: writes those of traffic control and netfilter, reads those of all replies.
+//! Attributes of netlink messages: writes those of traffic control and netfilter, reads those of
+//! all replies.
 //!
 //! Replies are read attribute by attribute, and unknown or malformed attributes are skipped
 //! (docs/decisions/0002-netlink-answers-as-bytes.md). Why there are no types for messages:
@@ -32,8 +33,8 @@ impl AttributeBuilder {
         self.put_bytes(kind, &[value])
     }
 
-    /// Signed or unsigned 32 bits in network byte order, as netfilter expects; an excessive value is
-    /// replaced by one that the kernel refuses.
+    /// Signed or unsigned 32 bits in network byte order, as netfilter expects; an excessive value
+    /// is replaced by one that the kernel refuses.
     pub(super) fn put_u32_be(&mut self, kind: u16, value: impl TryInto<i64>) -> &mut Self {
         self.put_bytes(kind, &value.try_into().unwrap_or(i64::MAX).to_be_bytes()[4..])
     }
@@ -91,8 +92,8 @@ impl AttributeBuilder {
         at
     }
 
-    /// Writes the length of the attribute that begins at `at`, without the padding, and pads. An excessive
-    /// length is replaced by one that the kernel refuses.
+    /// Writes the length of the attribute that begins at `at`, without the padding, and pads. An
+    /// excessive length is replaced by one that the kernel refuses.
     fn end_attribute(&mut self, at: usize) -> &mut Self {
         let length = u16::try_from(self.0.len() - at).unwrap_or(u16::MAX);
         self.0[at..at + 2].copy_from_slice(&length.to_ne_bytes());
@@ -157,8 +158,8 @@ pub(super) fn parse_attributes(bytes: &[u8]) -> impl Iterator<Item = ReplyAttrib
     })
 }
 
-/// Whether `listed` has the attributes that were `sent`, and otherwise only such that are zero: the kernel also lists
-/// what was left out.
+/// Whether `listed` has the attributes that were `sent`, and otherwise only such that are zero: the
+/// kernel also lists what was left out.
 pub(super) fn are_listed(sent: &[u8], listed: &[u8]) -> bool {
     let mut others: Vec<ReplyAttribute<'_>> = parse_attributes(listed).collect();
     let has_all = NlasIterator::new(sent).map_while(Result::ok).all(|nla| {

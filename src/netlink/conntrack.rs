@@ -15,7 +15,8 @@ use super::nftables::uapi::constants;
 use super::request::{NFGENMSG, NetlinkRequest};
 use super::socket::NetlinkSocket;
 
-// From `linux/netfilter/nfnetlink_conntrack.h`, the bits of filters from the kernel's `nf_internals.h`.
+// From `linux/netfilter/nfnetlink_conntrack.h`, the bits of filters from the kernel's
+// `nf_internals.h`.
 constants! { u16:
     IPCTNL_MSG_CT_GET = 1, IPCTNL_MSG_CT_DELETE = 2,
     CTA_TUPLE_ORIG = 1, CTA_TUPLE_REPLY = 2, CTA_ID = 12, CTA_ZONE = 18, CTA_FILTER = 25,
@@ -55,7 +56,8 @@ impl FlowSelection {
         }
     }
 
-    /// Writes a filter, so that the kernel sends matching connections only. Kernels before 5.8 ignore the filter.
+    /// Writes a filter, so that the kernel sends matching connections only. Kernels before 5.8
+    /// ignore the filter.
     fn write_filter(self, body: &mut AttributeBuilder) {
         body.put_nested(CTA_TUPLE_ORIG, |tuple| {
             tuple.put_nested(CTA_TUPLE_PROTO, |proto| {
@@ -101,8 +103,8 @@ impl ConntrackSocket {
         Ok(ConntrackSocket { socket: NetlinkSocket::open(NETLINK_NETFILTER)? })
     }
 
-    /// Deletes the flows of the selection for which `which` returns true, after one dump, and returns their number: 0
-    /// also if the kernel has no connection tracking.
+    /// Deletes the flows of the selection for which `which` returns true, after one dump, and
+    /// returns their number: 0 also if the kernel has no connection tracking.
     pub fn delete_flows(
         &self,
         flows: FlowSelection,

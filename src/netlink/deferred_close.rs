@@ -1,15 +1,17 @@
 //! Closes a netlink socket in a worker of the kernel, after the end of this process.
 //!
-//! Closing a netfilter socket waits for an RCU grace period of 6 to 17 ms, most of the time of a DEL, and then frees
-//! all deleted objects of `nf_tables`, also the objects of other processes. An `io_uring` holds the files that are
-//! registered with it, and releases them in the background after it was closed. Where `io_uring` is missing or
-//! forbidden, the socket is closed at once. See docs/decisions/0013-deferred-close.md.
+//! Closing a netfilter socket waits for an RCU grace period of 6 to 17 ms, most of the time of a
+//! DEL, and then frees all deleted objects of `nf_tables`, also the objects of other processes. An
+//! `io_uring` holds the files that are registered with it, and releases them in the background
+//! after it was closed. Where `io_uring` is missing or forbidden, the socket is closed at once. See
+//! docs/decisions/0013-deferred-close.md.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::io_uring::{IoringRegisterOp, io_uring_params, io_uring_register, io_uring_setup};
 
-/// Keeps a file open until some time after this value is dropped. The file's descriptor must be closed before that.
+/// Keeps a file open until some time after this value is dropped. The file's descriptor must be
+/// closed before that.
 #[derive(Debug)]
 pub(super) struct DeferredClose {
     _ring: OwnedFd,

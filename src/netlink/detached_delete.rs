@@ -1,10 +1,12 @@
 //! Deletes a link without waiting for the kernel's grace periods.
 //!
-//! Half a millisecond after the request a link is gone from its network namespace, and the kernel announces its
-//! deletion; the request returns 12 to 20 ms later, when the kernel has freed the device. Therefore a forked child
-//! makes the request. The child keeps only the socket of the request, which receives the announcement and the kernel's
-//! reply: this process returns after the first of the two. Then the child is an orphan, and pid 1 has to reap it. Where
-//! that is uncertain, this process makes the request itself. See docs/decisions/0023-detached-deletions.md.
+//! Half a millisecond after the request a link is gone from its network namespace, and the kernel
+//! announces its deletion; the request returns 12 to 20 ms later, when the kernel has freed the
+//! device. Therefore a forked child makes the request. The child keeps only the socket of the
+//! request, which receives the announcement and the kernel's reply: this process returns after the
+//! first of the two. Then the child is an orphan, and pid 1 has to reap it. Where
+//! that is uncertain, this process makes the request itself. See
+//! docs/decisions/0023-detached-deletions.md.
 
 use std::fs;
 use std::io::{self, Read};
@@ -36,15 +38,15 @@ const SILENCE: Duration = Duration::from_millis(10);
 /// Whether this process ends after its call.
 static ENDS: AtomicBool = AtomicBool::new(false);
 
-/// Declares that this process ends after the current call, so that it can leave children behind. A process that
-/// continues would have to reap the children.
+/// Declares that this process ends after the current call, so that it can leave children behind. A
+/// process that continues would have to reap the children.
 pub fn set_process_ends() {
     ENDS.store(true, Ordering::Relaxed);
 }
 
 impl Netlink {
-    /// Makes the `request` to delete a link, and returns as soon as the link is gone. `None` if this process has to
-    /// make the request.
+    /// Makes the `request` to delete a link, and returns as soon as the link is gone. `None` if
+    /// this process has to make the request.
     pub(super) fn delete_detached(
         &self,
         index: u32,
@@ -57,10 +59,11 @@ impl Netlink {
     }
 }
 
-/// Whether pid 1 reaps the children that this process leaves, and is not the caller of this process. A program that
-/// blocks `SIGCHLD` receives the signal by signalfd(2), as systemd does; if a program ignores the signal, the kernel
-/// reaps. All other programs are in doubt: every Go program has a handler, but waits for its own children only, and the
-/// kernel does not show a signal as blocked while a process waits for it in sigtimedwait(2), as tini does. `/proc` may
+/// Whether pid 1 reaps the children that this process leaves, and is not the caller of this
+/// process. A program that blocks `SIGCHLD` receives the signal by signalfd(2), as systemd does; if
+/// a program ignores the signal, the kernel reaps. All other programs are in doubt: every Go
+/// program has a handler, but waits for its own children only, and the kernel does not show a
+/// signal as blocked while a process waits for it in sigtimedwait(2), as tini does. `/proc` may
 /// belong to another pid namespace.
 fn are_orphans_reaped() -> bool {
     let own = process::id().to_string();
@@ -115,7 +118,8 @@ impl DetachedDeletion {
         }
     }
 
-    /// Waits for the announcement or the kernel's reply; `None` if the child has ended without either.
+    /// Waits for the announcement or the kernel's reply; `None` if the child has ended without
+    /// either.
     fn wait_for_outcome(&self) -> Option<Result<(), RequestFailure>> {
         let mut has_ended = false;
         loop {

@@ -143,7 +143,8 @@ pub struct RequestFailure {
     pub(super) errno: Errno,
     /// The kernel's message, if there is one.
     pub(super) kernel: Option<String>,
-    /// Whether the kernel did not reply, and may have executed the request: then the error number is the socket's.
+    /// Whether the kernel did not reply, and may have executed the request: then the error number
+    /// is the socket's.
     pub(super) unanswered: bool,
 }
 

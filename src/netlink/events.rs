@@ -1,5 +1,6 @@
-//! Waits for events of the kernel. Each function checks its condition first. Only if the condition does not hold, the
-//! function opens a socket, joins a multicast group, and checks the condition again after events.
+//! Waits for events of the kernel. Each function checks its condition first. Only if the condition
+//! does not hold, the function opens a socket, joins a multicast group, and checks the condition
+//! again after events.
 
 use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -30,8 +31,9 @@ pub enum WaitOutcome {
     TimedOut(Link),
 }
 
-/// Receives events after which something may be missing in a network namespace: links deleted or changed, addresses,
-/// routes and filters of traffic control deleted, parameters such as forwarding changed.
+/// Receives events after which something may be missing in a network namespace: links deleted or
+/// changed, addresses, routes and filters of traffic control deleted, parameters such as forwarding
+/// changed.
 #[derive(Debug)]
 pub struct LossEvents(NetlinkSocket);
 
@@ -113,8 +115,8 @@ impl Netlink {
         }
     }
 
-    /// Waits until no IPv6 address of a link is tentative. Fails after `limit` if the link is up; otherwise detection
-    /// cannot end, and there is no error.
+    /// Waits until no IPv6 address of a link is tentative. Fails after `limit` if the link is up;
+    /// otherwise detection cannot end, and there is no error.
     pub fn wait_for_addresses(&self, index: u32, limit: Duration) -> NetlinkResult<()> {
         let topic = EventTopic { group: RTNLGRP_IPV6_IFADDR, index };
         if self.wait_for_topic(topic, limit, || self.are_addresses_settled(index))? {
@@ -132,8 +134,8 @@ impl Netlink {
     }
 
     /// Waits until packets to these IPv6 addresses of this namespace are delivered; `false` after
-    /// `limit`. Without duplicate address detection an address is usable at once, but the kernel adds
-    /// the local route in a work queue.
+    /// `limit`. Without duplicate address detection an address is usable at once, but the kernel
+    /// adds the local route in a work queue.
     pub fn wait_for_local_addresses(
         &self,
         addrs: &[Ipv6Addr],
@@ -145,7 +147,8 @@ impl Netlink {
         })
     }
 
-    /// Waits until the routes that match `filter` include a route to each of `wanted`; `false` after `limit`.
+    /// Waits until the routes that match `filter` include a route to each of `wanted`; `false`
+    /// after `limit`.
     pub fn wait_for_routes(
         &self,
         filter: &RouteFilter,

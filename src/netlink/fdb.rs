@@ -1,4 +1,5 @@
-//! The forwarding database of a bridge: the MAC addresses that were seen behind its ports, and those of the host.
+//! The forwarding database of a bridge: the MAC addresses that were seen behind its ports, and
+//! those of the host.
 
 use nix::libc::RTM_GETNEIGH;
 use rtnetlink::packet_route::AddressFamily;
@@ -33,7 +34,8 @@ impl FdbEntry {
 }
 
 impl Netlink {
-    /// The forwarding database of the bridge with this index. A MAC address has an entry for each VLAN.
+    /// The forwarding database of the bridge with this index. A MAC address has an entry for each
+    /// VLAN.
     pub fn dump_fdb(&self, bridge: u32) -> NetlinkResult<Vec<FdbEntry>> {
         let mut header = [0; NDMSG];
         header[0] = AddressFamily::Bridge.into();

@@ -1,4 +1,5 @@
-//! Links: reads and deletes them; the ids by which a network namespace refers to other network namespaces.
+//! Links: reads and deletes them; the ids by which a network namespace refers to other network
+//! namespaces.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -21,7 +22,8 @@ use super::link_info::{
 use super::mac::MacAddress;
 use super::request::NetlinkRequest;
 
-/// The parameters of IPv6 in `AF_INET6` of `IFLA_AF_SPEC`: an array of `u32`, from `linux/if_link.h`.
+/// The parameters of IPv6 in `AF_INET6` of `IFLA_AF_SPEC`: an array of `u32`, from
+/// `linux/if_link.h`.
 const IFLA_INET6_CONF: u16 = 2;
 /// `DEVCONF_ACCEPT_RA`, the index of `accept_ra` in that array, from `linux/ipv6.h`.
 const DEVCONF_ACCEPT_RA: usize = 3;
@@ -57,7 +59,8 @@ pub struct Link {
     pub mac: Option<MacAddress>,
     /// The hardware's original Ethernet address.
     pub permanent_mac: Option<MacAddress>,
-    /// The device of the interface; virtual links have none, and kernels before 5.14 do not report it.
+    /// The device of the interface; virtual links have none, and kernels before 5.14 do not report
+    /// it.
     pub parent: Option<ParentDevice>,
     /// The MTU in bytes.
     pub mtu: u32,
@@ -274,8 +277,8 @@ impl Netlink {
         self.look_up_link(LinkSelector::Index(index))
     }
 
-    /// The link with this index in the network namespace that has the id `nsid` in this one; `None` also if no
-    /// namespace has the id.
+    /// The link with this index in the network namespace that has the id `nsid` in this one; `None`
+    /// also if no namespace has the id.
     pub fn find_link_in(&self, nsid: i32, index: u32) -> NetlinkResult<Option<Link>> {
         let request = lookup_request(link_message(index, vec![LinkAttribute::IfNetnsId(nsid)]));
         match self.socket.request_object(&request) {
@@ -290,8 +293,9 @@ impl Netlink {
         self.find_link_by_index(index)?.ok_or_else(|| NetlinkError::NoLink(index.to_string()))
     }
 
-    /// Fails unless this process has `CAP_NET_ADMIN` in the user namespace of this network namespace:
-    /// the kernel checks the capability before it looks up the link, which does not exist.
+    /// Fails unless this process has `CAP_NET_ADMIN` in the user namespace of this network
+    /// namespace: the kernel checks the capability before it looks up the link, which does not
+    /// exist.
     pub fn require_net_admin(&self) -> NetlinkResult<()> {
         self.delete_selected_link(LinkSelector::Index(NO_LINK)).map(drop)
     }
@@ -333,12 +337,14 @@ impl Netlink {
     }
 
     /// The id of the namespace `netns` in this socket's namespace, if one was assigned. The kernel
-    /// assigns an id when it first reports a link whose other end is in `netns`, and never changes it.
+    /// assigns an id when it first reports a link whose other end is in `netns`, and never changes
+    /// it.
     pub fn namespace_id(&self, netns: BorrowedFd<'_>) -> NetlinkResult<Option<i32>> {
         Ok(self.query_namespace_ids(vec![NsidAttribute::Fd(netns.as_raw_fd().cast_unsigned())])?.0)
     }
 
-    /// Like [`Netlink::namespace_id`], but assigns an id if there is none. The id does not keep the namespace alive.
+    /// Like [`Netlink::namespace_id`], but assigns an id if there is none. The id does not keep the
+    /// namespace alive.
     pub fn ensure_namespace_id(&self, netns: BorrowedFd<'_>) -> NetlinkResult<Option<i32>> {
         if let Some(id) = self.namespace_id(netns)? {
             return Ok(Some(id));
@@ -352,8 +358,8 @@ impl Netlink {
         }
     }
 
-    /// Whether a namespace has this id in this socket's namespace: the kernel gives the id of a namespace to another
-    /// one only when the first has ended. `None` before Linux 5.0.
+    /// Whether a namespace has this id in this socket's namespace: the kernel gives the id of a
+    /// namespace to another one only when the first has ended. `None` before Linux 5.0.
     pub fn has_namespace(&self, id: i32) -> NetlinkResult<Option<bool>> {
         match self
             .socket
@@ -368,8 +374,8 @@ impl Netlink {
         }
     }
 
-    /// The id of the namespace `nsid` in the namespace `target`, both by their ids in this namespace;
-    /// `None` before Linux 5.0.
+    /// The id of the namespace `nsid` in the namespace `target`, both by their ids in this
+    /// namespace; `None` before Linux 5.0.
     pub fn namespace_id_in(&self, target: i32, nsid: i32) -> NetlinkResult<Option<i32>> {
         let attributes = vec![NsidAttribute::Id(nsid), NsidAttribute::TargetNsid(target)];
         let (found, translated) = self.query_namespace_ids(attributes)?;

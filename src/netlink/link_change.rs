@@ -65,7 +65,8 @@ impl LinkChange {
         LinkChange::bridge_option(InfoBridge::VlanFiltering(true))
     }
 
-    /// Stops the ports of a bridge from learning the source addresses of link-local frames. Ignored before Linux 4.20.
+    /// Stops the ports of a bridge from learning the source addresses of link-local frames. Ignored
+    /// before Linux 4.20.
     pub fn no_link_local_learning() -> LinkChange {
         let value = BridgeBooleanOptionFlags::NoLinkLocalLearn;
         LinkChange::bridge_option(InfoBridge::MultiBoolOpt(BridgeBooleanOptions {
@@ -140,8 +141,8 @@ impl LinkChange {
     }
 
     /// Whether the kernel announces the link's IPv4 addresses when it comes up: `arp_notify` below
-    /// `/proc/sys/net/ipv4/conf`. Must precede the message that sets the link up, because the kernel
-    /// applies flags before this parameter.
+    /// `/proc/sys/net/ipv4/conf`. Must precede the message that sets the link up, because the
+    /// kernel applies flags before this parameter.
     pub fn set_arp_notify(self, switch: OnOffSetting) -> Self {
         let mut spec = AttributeBuilder::new();
         spec.put_nested(AF_INET, |inet| {
@@ -158,8 +159,8 @@ impl LinkChange {
     }
 
     /// Moves the link into another namespace, where it is down and may get another index. All other
-    /// changes, such as a name, are applied in the other namespace; when one of them fails, the link is
-    /// already there.
+    /// changes, such as a name, are applied in the other namespace; when one of them fails, the
+    /// link is already there.
     pub fn move_to_netns(self, netns: BorrowedFd<'_>) -> Self {
         self.push_attribute(LinkAttribute::NetNsFd(netns.as_raw_fd()))
     }
@@ -176,9 +177,9 @@ impl LinkChange {
         self
     }
 
-    /// The messages to send, in order. If the same change makes the link a port and sets the settings of that port, the
-    /// settings need a message of their own: the kernel looks up the bridge before it adds the link to the bridge, and
-    /// would silently ignore the settings.
+    /// The messages to send, in order. If the same change makes the link a port and sets the
+    /// settings of that port, the settings need a message of their own: the kernel looks up the
+    /// bridge before it adds the link to the bridge, and would silently ignore the settings.
     fn into_messages(self, index: u32) -> Vec<LinkMessage> {
         let mut messages = Vec::with_capacity(1);
         let mut last = self.message;

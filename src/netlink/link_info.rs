@@ -44,8 +44,8 @@ pub struct BridgeInfo {
     pub vlan_filtering: bool,
     /// The native VLAN of new ports; 0 for none.
     pub default_pvid: u16,
-    /// Whether ports learn the source addresses of link-local frames, which bypass the packet filter;
-    /// `None` before Linux 4.20, where ports always learn.
+    /// Whether ports learn the source addresses of link-local frames, which bypass the packet
+    /// filter; `None` before Linux 4.20, where ports always learn.
     pub learns_link_local: Option<bool>,
 }
 
@@ -77,7 +77,8 @@ pub const BOND_MODES: [&str; 7] = [
     "balance-alb",
 ];
 
-/// The policies by which a bond chooses the port of a frame, by their numbers in `linux/if_bonding.h`.
+/// The policies by which a bond chooses the port of a frame, by their numbers in
+/// `linux/if_bonding.h`.
 pub const BOND_HASH_POLICIES: [&str; 6] =
     ["layer2", "layer3+4", "layer2+3", "encap2+3", "encap3+4", "vlan+srcmac"];
 
@@ -88,8 +89,8 @@ pub struct BondSettings {
     pub mode: u8,
     /// The interval in ms at which the carrier of the ports is checked; 0 for never.
     pub miimon: u32,
-    /// What has the MAC of the bond, with active-backup: all ports (0), the bond has that of the active port (1), the
-    /// active port has that of the bond (2).
+    /// What has the MAC of the bond, with active-backup: all ports (0), the bond has that of the
+    /// active port (1), the active port has that of the bond (2).
     pub fail_over_mac: u8,
     /// An index of [`BOND_HASH_POLICIES`].
     pub xmit_hash_policy: Option<u8>,

@@ -35,16 +35,18 @@ impl MacAddress {
         MacAddress(octets)
     }
 
-    /// Like [`MacAddress::random_local`], for a port of a bridge: a high address, because a bridge without an assigned
-    /// address uses the lowest address of its ports. An address that the kernel chose would be replaced by udev.
+    /// Like [`MacAddress::random_local`], for a port of a bridge: a high address, because a bridge
+    /// without an assigned address uses the lowest address of its ports. An address that the
+    /// kernel chose would be replaced by udev.
     pub fn random_for_bridge_port() -> MacAddress {
         let MacAddress(mut octets) = MacAddress::random_local();
         octets[0] = 0xfe;
         MacAddress(octets)
     }
 
-    /// The address of an interface, from a configuration or a request. Fails with code 7 if the text is not a MAC
-    /// address, and for multicast addresses and zero, which the kernel refuses.
+    /// The address of an interface, from a configuration or a request. Fails with code 7 if the
+    /// text is not a MAC address, and for multicast addresses and zero, which the kernel
+    /// refuses.
     pub fn parse_unicast(text: &str) -> cni::error::Result<MacAddress> {
         let mac: MacAddress = text.parse().map_err(|why: String| {
             Error::config(why).with_details("write six bytes, as in 02:00:00:00:00:01")

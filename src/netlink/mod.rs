@@ -1,11 +1,12 @@
 //! Netlink: links, addresses, routes, rules, traffic control and the packet filter.
 //!
-//! [`Netlink`] is one socket in one network namespace with plain, synchronous methods. Nothing outside this directory
-//! handles messages: lookups return [`Link`], [`LinkAddress`] and [`KernelRoute`], changes take [`NewLink`],
-//! [`LinkChange`], [`NewLinkAddress`] and [`KernelRoute`].
+//! [`Netlink`] is one socket in one network namespace with plain, synchronous methods. Nothing
+//! outside this directory handles messages: lookups return [`Link`], [`LinkAddress`] and
+//! [`KernelRoute`], changes take [`NewLink`], [`LinkChange`], [`NewLinkAddress`] and
+//! [`KernelRoute`].
 //!
-//! Methods: `find_x` looks up, `require_x` fails if the object is absent, `add_x` fails if the object exists,
-//! `delete_x` returns whether it existed, `dump_x` lists.
+//! Methods: `find_x` looks up, `require_x` fails if the object is absent, `add_x` fails if the
+//! object exists, `delete_x` returns whether it existed, `dump_x` lists.
 //!
 //! | file | |
 //! | --- | --- |

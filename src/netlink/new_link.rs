@@ -60,8 +60,8 @@ pub enum LinkKind<'a> {
     },
 }
 
-/// The other end of a new veth pair, which is always down: the kernel configures it before the pair is complete, and
-/// refuses to set half of a pair up.
+/// The other end of a new veth pair, which is always down: the kernel configures it before the pair
+/// is complete, and refuses to set half of a pair up.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct VethPeer<'a> {
@@ -120,8 +120,8 @@ impl<'a> NewLink<'a> {
         NewLink { common: VethPeer::new(name.clone()), name, kind }
     }
 
-    /// Creates the link in another network namespace. Before Linux 6.15 the name must also be free in this network
-    /// namespace, unless the link is given an [`index`](NewLink::with_index).
+    /// Creates the link in another network namespace. Before Linux 6.15 the name must also be free
+    /// in this network namespace, unless the link is given an [`index`](NewLink::with_index).
     pub fn with_netns(self, netns: BorrowedFd<'a>) -> Self {
         NewLink { common: self.common.with_netns(netns), ..self }
     }
@@ -136,8 +136,8 @@ impl<'a> NewLink<'a> {
         NewLink { common: self.common.with_mtu(mtu), ..self }
     }
 
-    /// The index, which must be free in the link's namespace and in this one; 0 for the kernel's choice.
-    /// An index in use fails with `EBUSY` or `EEXIST`.
+    /// The index, which must be free in the link's namespace and in this one; 0 for the kernel's
+    /// choice. An index in use fails with `EBUSY` or `EEXIST`.
     pub fn with_index(mut self, index: u32) -> Self {
         self.common.message.header.index = index;
         self
@@ -252,8 +252,9 @@ impl Netlink {
         created.map_err(|failure| link.refusal_error(failure))
     }
 
-    /// Like [`Netlink::add_link`], for a link in this network namespace. Returns the link as the reply describes it,
-    /// before the link joins its master; kernels before 6.2 need a second request.
+    /// Like [`Netlink::add_link`], for a link in this network namespace. Returns the link as the
+    /// reply describes it, before the link joins its master; kernels before 6.2 need a second
+    /// request.
     pub fn add_and_read_link(&self, link: &NewLink<'_>) -> NetlinkResult<Link> {
         let created =
             self.socket.request_ack_and_echo(&link.to_request(), NLM_F_CREATE | NLM_F_EXCL);

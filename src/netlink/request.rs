@@ -35,8 +35,8 @@ impl NetlinkRequest {
         NetlinkRequest { kind, body: AttributeBuilder::after_header(header) }
     }
 
-    /// A request with a message of the crate rtnetlink. The crate's `RouteNetlinkMessage` would do the same, but then
-    /// the executable would contain the code for all messages.
+    /// A request with a message of the crate rtnetlink. The crate's `RouteNetlinkMessage` would do
+    /// the same, but then the executable would contain the code for all messages.
     pub(super) fn new_route(kind: u16, message: &dyn Emitable) -> NetlinkRequest {
         let mut body = vec![0; message.buffer_len()];
         message.emit(&mut body);
@@ -48,7 +48,8 @@ impl NetlinkRequest {
         NetlinkRequest::new(kind, &[family, 0, 0, 0])
     }
 
-    /// Appends the message to `wire`. `kind` replaces the message type of the request, if there is one.
+    /// Appends the message to `wire`. `kind` replaces the message type of the request, if there is
+    /// one.
     pub(super) fn encode_into(
         &self,
         kind: Option<u16>,
@@ -81,8 +82,8 @@ impl KernelMessage {
         matches!(self.kind, NLMSG_ERROR | NLMSG_DONE)
     }
 
-    /// The failure in a final message. An acknowledgement is an error with the number 0, and the end
-    /// of a list may be empty.
+    /// The failure in a final message. An acknowledgement is an error with the number 0, and the
+    /// end of a list may be empty.
     pub(super) fn failure(&self) -> Option<RequestFailure> {
         let code = match self.body.first_chunk() {
             Some(code) => i32::from_ne_bytes(*code),
@@ -94,8 +95,8 @@ impl KernelMessage {
         (code != 0).then_some(RequestFailure { kernel: sentence, ..errno.into() })
     }
 
-    /// An attribute at the end of a final message. In a refusal the attributes follow the request's header and, unless
-    /// the kernel omits it, the request's body.
+    /// An attribute at the end of a final message. In a refusal the attributes follow the request's
+    /// header and, unless the kernel omits it, the request's body.
     pub(super) fn ext_ack_attribute(&self, kind: u16) -> Option<ReplyAttribute<'_>> {
         let rest = self.body.get(4..)?;
         let skip = if self.kind == NLMSG_DONE {

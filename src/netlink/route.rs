@@ -56,7 +56,8 @@ pub struct KernelRoute {
     pub protocol: Option<u8>,
     /// Whether the gateway is on the link regardless of its address.
     pub onlink: bool,
-    /// The next hops of a multipath route, instead of [`gw`](KernelRoute::gw) and [`oif`](KernelRoute::oif).
+    /// The next hops of a multipath route, instead of [`gw`](KernelRoute::gw) and
+    /// [`oif`](KernelRoute::oif).
     #[serde(default)]
     pub nexthops: Vec<MultipathHop>,
 }
@@ -103,7 +104,8 @@ impl RouteFilter {
         message
     }
 
-    /// Applies the filter to a reply, because kernels before 4.20 ignore it. A multipath route matches by any next hop.
+    /// Applies the filter to a reply, because kernels before 4.20 ignore it. A multipath route
+    /// matches by any next hop.
     fn matches_route(self, route: &KernelRoute) -> bool {
         self.family.is_none_or(|family| family == IpFamily::of_address(route.dst.addr()))
             && self.table.is_none_or(|table| Some(table) == route.table)
@@ -226,7 +228,8 @@ fn read_gateway(attr: ReplyAttribute<'_>) -> Option<IpAddr> {
     }
 }
 
-/// Reads a list of `struct rtnexthop`, each of which begins with its length and ends with attributes.
+/// Reads a list of `struct rtnexthop`, each of which begins with its length and ends with
+/// attributes.
 fn parse_next_hops(mut bytes: &[u8]) -> Vec<MultipathHop> {
     let mut nexthops = Vec::new();
     while let [l0, l1, _flags, hops_less_one, ..] = *bytes {
@@ -275,7 +278,8 @@ impl Netlink {
         self.socket.request_deletion(&request, "delete route", route)
     }
 
-    /// The route of a packet to `addr`, from `source` if that is an address of this host; `None` if there is no route.
+    /// The route of a packet to `addr`, from `source` if that is an address of this host; `None` if
+    /// there is no route.
     pub fn find_route_to(
         &self,
         addr: IpAddr,
@@ -301,8 +305,8 @@ impl Netlink {
         }
     }
 
-    /// The entry of the routing tables that packets to `addr` match, with the destination of the entry; `None` if there
-    /// is none.
+    /// The entry of the routing tables that packets to `addr` match, with the destination of the
+    /// entry; `None` if there is none.
     pub fn find_matching_route(&self, addr: IpAddr) -> NetlinkResult<Option<KernelRoute>> {
         self.look_up_route(addr, None, RouteFlags::FibMatch)
     }

@@ -39,7 +39,8 @@ pub struct PolicyRule {
     pub table: u32,
     /// Rules are evaluated in ascending order. `None` inserts a new rule before the others.
     pub priority: Option<u32>,
-    /// Whether the rule has no condition but the source, and no action but the lookup in the table.
+    /// Whether the rule has no condition but the source, and no action but the lookup in the
+    /// table.
     pub plain: bool,
 }
 

@@ -25,8 +25,8 @@ use super::request::{KernelMessage, NetlinkReply, NetlinkRequest, repeat_until_c
 use crate::netns;
 use crate::trace;
 
-/// Size of the buffer for one read, in bytes. The parts of a dump are at most half as large, and about 4 KiB until the
-/// first read has shown the kernel the size of the buffer.
+/// Size of the buffer for one read, in bytes. The parts of a dump are at most half as large, and
+/// about 4 KiB until the first read has shown the kernel the size of the buffer.
 const BUFFER: usize = 64 * 1024;
 
 /// The kernel's default size of the send buffer, in bytes.
@@ -35,8 +35,8 @@ const DEFAULT_SEND_BUFFER: usize = 128 * 1024;
 /// How long to wait for a reply, which is usually queued already.
 pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Retries of a failed receive. The reply is usually in the queue nevertheless, and without the reply the caller does
-/// not know whether the kernel executed the request.
+/// Retries of a failed receive. The reply is usually in the queue nevertheless, and without the
+/// reply the caller does not know whether the kernel executed the request.
 const RECEIVE_RETRIES: usize = 3;
 
 /// A socket in one network namespace.
@@ -71,7 +71,8 @@ impl NetlinkSocket {
         netns::require_home_netns()?;
         let inner = sys::Socket::new(protocol)
             .map_err(|cause| RequestFailure::from(cause).into_error("open", &"netlink socket"))?;
-        // The kernel adds a message to refusals, and omits the copy of the request. Kernels before 4.12 lack this.
+        // The kernel adds a message to refusals, and omits the copy of the request. Kernels before
+        // 4.12 lack this.
         drop((inner.set_ext_ack(true), inner.set_cap_ack(true)));
         if protocol == NETLINK_NETFILTER {
             // With the default size, refusals of large batches may be lost.
@@ -121,7 +122,8 @@ impl NetlinkSocket {
         self.exchange_one(request, NLM_F_ACK | flags).map(drop)
     }
 
-    /// Like [`NetlinkSocket::request_ack`]; returns the kernel's description of the new object, if there is one.
+    /// Like [`NetlinkSocket::request_ack`]; returns the kernel's description of the new object, if
+    /// there is one.
     pub(super) fn request_ack_and_echo(
         &self,
         request: &NetlinkRequest,
@@ -152,7 +154,8 @@ impl NetlinkSocket {
         Ok(reply.bodies)
     }
 
-    /// Sends a request that adds or changes an object. An error names the attempt `op` and the object `target`.
+    /// Sends a request that adds or changes an object. An error names the attempt `op` and the
+    /// object `target`.
     pub(super) fn request_change(
         &self,
         request: &NetlinkRequest,
@@ -196,8 +199,8 @@ impl NetlinkSocket {
         replies.into_iter().next().unwrap_or_else(|| Err(Errno::ENODATA.into()))
     }
 
-    /// Sends requests, each with its flags, in one datagram, and collects the reply to each. At most one of the
-    /// requests may be for a list.
+    /// Sends requests, each with its flags, in one datagram, and collects the reply to each. At
+    /// most one of the requests may be for a list.
     pub(super) fn exchange_all(
         &self,
         requests: &[(impl Borrow<NetlinkRequest>, u16)],
@@ -313,7 +316,8 @@ struct PendingRequest {
 }
 
 impl PendingRequest {
-    /// Whether the reply is complete. If neither an acknowledgement nor a list was requested, the reply is one message.
+    /// Whether the reply is complete. If neither an acknowledgement nor a list was requested, the
+    /// reply is one message.
     fn has_ended(&self) -> bool {
         let is_short = self.flags & (NLM_F_ACK | NLM_F_DUMP) == 0;
         self.reply.last().is_some_and(|message| is_short || message.is_final())
@@ -344,7 +348,8 @@ pub(super) fn split_messages(mut datagram: &[u8]) -> Vec<KernelMessage> {
     messages
 }
 
-/// A trace span for requests, with the message type (netlink(7), `nlmsg_type`) of the first request.
+/// A trace span for requests, with the message type (netlink(7), `nlmsg_type`) of the first
+/// request.
 pub(super) fn request_span(wire: &[u8]) -> trace::OpenSpan {
     let span = trace::begin_span("netlink");
     if let [_, _, _, _, low, high, ..] = wire {

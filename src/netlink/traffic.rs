@@ -42,8 +42,8 @@ const STOLEN: u32 = 4;
 /// `TCA_EGRESS_REDIR`: the packet leaves by the other link.
 const EGRESS_REDIRECT: u32 = 1;
 
-/// The kernel measures a buffer by the time for sending it, in ticks of 64 nanoseconds (`/proc/net/psched`, the same
-/// since Linux 2.6.31).
+/// The kernel measures a buffer by the time for sending it, in ticks of 64 nanoseconds
+/// (`/proc/net/psched`, the same since Linux 2.6.31).
 pub const TICKS_PER_8_MICROSECONDS: u64 = 125;
 
 /// The name of a qdisc (`1:`), class (`1:30`) or filter (`800::800`).
@@ -164,8 +164,8 @@ impl Qdisc {
 
 impl TokenBucket {
     fn write_options<'a>(&self, options: &'a mut AttributeBuilder) -> &'a mut AttributeBuilder {
-        // `struct tc_tbf_qopt`: two `tc_ratespec` of 12 bytes, each ending with the rate, then limit,
-        // buffer and mtu.
+        // `struct tc_tbf_qopt`: two `tc_ratespec` of 12 bytes, each ending with the rate, then
+        // limit, buffer and mtu.
         let rate = u32::try_from(self.rate);
         let parms = [0, 0, rate.unwrap_or(u32::MAX), 0, 0, 0, self.limit, self.buffer, 0];
         options.put_bytes(TCA_TBF_PARMS, parms.map(u32::to_ne_bytes).as_flattened());
@@ -223,7 +223,8 @@ pub struct TrafficFilterInfo {
     pub handle: u32,
     /// `ETH_P_*` in network byte order.
     protocol: u16,
-    /// Whether this is a filter `u32` that selects packets; the kernel also lists hash tables of such filters.
+    /// Whether this is a filter `u32` that selects packets; the kernel also lists hash tables of
+    /// such filters.
     pub selects: bool,
     /// Whether this is a filter `u32` that matches all packets of the protocol.
     pub matches_all: bool,
@@ -354,7 +355,8 @@ impl Netlink {
         })
     }
 
-    /// Deletes the qdisc of a link, with its filters; `false` if there was only the kernel's default.
+    /// Deletes the qdisc of a link, with its filters; `false` if there was only the kernel's
+    /// default.
     pub fn delete_qdisc(&self, index: u32, hook: QdiscHook) -> NetlinkResult<bool> {
         let header = TrafficHeader { index, parent: hook as u32, ..TrafficHeader::default() };
         let op = "delete the qdisc of";

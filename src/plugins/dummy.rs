@@ -47,7 +47,8 @@ impl Plugin for Dummy {
         let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
         let mut undo = Rollback::new();
 
-        // Created before IPAM is called, so that an attachment that exists already keeps its address.
+        // Created before IPAM is called, so that an attachment that exists already keeps its
+        // address.
         let new = NewLink::new(req.ifname.as_str(), LinkKind::Dummy)
             .with_mtu(plan.mtu)
             .with_mac(plan.mac);

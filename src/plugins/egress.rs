@@ -1,15 +1,17 @@
 //! egress: what the container may reach, in force when ADD returns.
 //!
-//! A chained plugin, behind an interface plugin whose interface is a veth pair with an end on the host: it returns
-//! `prevResult`. Keys: `policy`, `allow`, `deny`, `profile`, `serve`, `policyDir`. The same object may come by the
-//! capability `egressPolicy`, by `args.cni.egressPolicy`, and as the file of `policyDir` that `EGRESS_POLICY` of
-//! `CNI_ARGS` names. A packet must be allowed by each policy that is given; without any, nothing is allowed. The
-//! capability `portMappings` tells which services the container publishes.
+//! A chained plugin, behind an interface plugin whose interface is a veth pair with an end on the
+//! host: it returns `prevResult`. Keys: `policy`, `allow`, `deny`, `profile`, `serve`, `policyDir`.
+//! The same object may come by the capability `egressPolicy`, by `args.cni.egressPolicy`, and as
+//! the file of `policyDir` that `EGRESS_POLICY` of `CNI_ARGS` names. A packet must be allowed by
+//! each policy that is given; without any, nothing is allowed. The capability `portMappings` tells
+//! which services the container publishes.
 //!
-//! State on the host while the container lives: elements of the tables `inet` and `bridge cnibox_egress`, and the chain
-//! and sets of its policy, which containers with equal policies share; a filter on the host's end of the pair, which
-//! stays after DEL until the pair is deleted. Permanently: the tables `inet`, `bridge` and `netdev cnibox_egress`, and
-//! the links of the sink ([`guard`]).
+//! State on the host while the container lives: elements of the tables `inet` and `bridge
+//! cnibox_egress`, and the chain and sets of its policy, which containers with equal policies
+//! share; a filter on the host's end of the pair, which stays after DEL until the pair is deleted.
+//! Permanently: the tables `inet`, `bridge` and `netdev cnibox_egress`, and the links of the sink
+//! ([`guard`]).
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -51,7 +53,8 @@ pub struct EgressConfig {
     deny: Option<Vec<PolicyEntry>>,
     profile: Option<String>,
     serve: Option<Vec<String>>,
-    /// The directory of named policies, below `/etc/cni`, `/run/cni` or `/var/lib/cni`; only root can write there.
+    /// The directory of named policies, below `/etc/cni`, `/run/cni` or `/var/lib/cni`; only root
+    /// can write there.
     policy_dir: PathBuf,
     runtime_config: EgressRuntimeConfig,
     args: Args<EgressArgs>,
@@ -123,7 +126,8 @@ impl EgressConfig {
     }
 }
 
-/// Fails if a policy in the configuration has an unknown key: `port` in place of `ports` would allow all ports.
+/// Fails if a policy in the configuration has an unknown key: `port` in place of `ports` would
+/// allow all ports.
 fn require_known_keys(config: &Json) -> Result<()> {
     let of_policy = DecodedKeys::of_type::<EgressPolicy>;
     let of_entries = DecodedKeys::of_type::<Vec<PolicyEntry>>;
@@ -275,8 +279,8 @@ impl Plugin for Egress {
     }
 }
 
-/// Puts a filter on the loopback interface of a new namespace, as ADD does on the host's end; with the links of the
-/// sink unless the host has them, which proves that the kernel can create them.
+/// Puts a filter on the loopback interface of a new namespace, as ADD does on the host's end; with
+/// the links of the sink unless the host has them, which proves that the kernel can create them.
 fn try_guard(has_sink: bool) -> Result<()> {
     let netns = Netns::create_unnamed()?;
     let inside = Netlink::open_in(&netns)?;
@@ -368,8 +372,9 @@ fn find_port(
     Ok((end, port))
 }
 
-/// The MAC address of a bridge, by which the policy knows the router of its containers. Until an address is set, a
-/// bridge has the lowest one of its ports, and would get another one with another container.
+/// The MAC address of a bridge, by which the policy knows the router of its containers. Until an
+/// address is set, a bridge has the lowest one of its ports, and would get another one with another
+/// container.
 fn pin_mac(host: &Netlink, bridge: &Link, fdb: &[FdbEntry]) -> Result<Option<MacAddress>> {
     if let Some(mac) = bridge.mac.filter(|_| {
         fdb.iter().any(|entry| Some(entry.mac) == bridge.mac && entry.port != bridge.index)
@@ -382,7 +387,8 @@ fn pin_mac(host: &Netlink, bridge: &Link, fdb: &[FdbEntry]) -> Result<Option<Mac
     Ok(bridge.mac)
 }
 
-/// Fails if the bridge knows the MAC address at another port: the policy would hold for the packets of that port.
+/// Fails if the bridge knows the MAC address at another port: the policy would hold for the packets
+/// of that port.
 fn require_unused_mac(fdb: &[FdbEntry], end: &Link, mac: MacAddress) -> Result<()> {
     let Some(other) = fdb.iter().find(|entry| entry.mac == mac && entry.port != end.index) else {
         return Ok(());
@@ -443,8 +449,8 @@ fn find_master(host: &Netlink, end: &Link) -> Result<Option<Link>> {
     Ok(master.filter(|master| master.kind.as_deref() != Some("vrf")))
 }
 
-/// The indices and names of the interfaces by which packets of the end arrive: of the end, or of its bridge and the
-/// VLANs of the bridge.
+/// The indices and names of the interfaces by which packets of the end arrive: of the end, or of
+/// its bridge and the VLANs of the bridge.
 fn arrival_interfaces(
     host: &Netlink,
     end: &Link,

@@ -1,12 +1,13 @@
 //! firewall: accepts forwarded traffic of the container, and isolates bridges.
 //!
-//! A chained plugin, behind an interface plugin: it returns `prevResult`, from which it takes the addresses. Keys:
-//! `backend` (`nftables`, `iptables`, `firewalld`; default: firewalld if it runs, else iptables if it works, else
-//! nftables), `ingressPolicy` (`open`, `same-bridge`, `isolated`), `iptablesAdminChainName`,
-//! `firewalldZone`.
+//! A chained plugin, behind an interface plugin: it returns `prevResult`, from which it takes the
+//! addresses. Keys: `backend` (`nftables`, `iptables`, `firewalld`; default: firewalld if it runs,
+//! else iptables if it works, else nftables), `ingressPolicy` (`open`, `same-bridge`, `isolated`),
+//! `iptablesAdminChainName`, `firewalldZone`.
 //!
-//! State on the host while the container lives: its addresses in the chosen back end (`netfilter/filter/`).
-//! Permanently: the back end's tables or chains; and the policy of its bridge until a GC finds it without use.
+//! State on the host while the container lives: its addresses in the chosen back end
+//! (`netfilter/filter/`). Permanently: the back end's tables or chains; and the policy of its
+//! bridge until a GC finds it without use.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -36,7 +37,8 @@ pub struct Firewall;
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FirewallConfig {
-    /// `nftables`, `iptables` or `firewalld`. Default: firewalld if it runs, else [`RuleBackend::choose_for_add`].
+    /// `nftables`, `iptables` or `firewalld`. Default: firewalld if it runs, else
+    /// [`RuleBackend::choose_for_add`].
     backend: String,
     /// The chain for an administrator's own rules. Default: `CNI-ADMIN`.
     iptables_admin_chain_name: String,
@@ -60,7 +62,8 @@ impl FirewallConfig {
         IngressPolicy::parse(&self.ingress_policy)
     }
 
-    /// Keys that the back end does not have, each with its remedy. `backend` is a value of the key `backend`.
+    /// Keys that the back end does not have, each with its remedy. `backend` is a value of the key
+    /// `backend`.
     fn ineffective_keys(&self, backend: &str) -> Vec<Error> {
         let mut unused = Vec::new();
         let mut report = |key, remedy| {
@@ -209,13 +212,14 @@ impl Plugin for Firewall {
 struct FirewallBackends<'a> {
     /// firewalld, over D-Bus.
     zone: Option<FirewalldZone<'a>>,
-    /// `nf_tables` or iptables; beside firewalld only for a policy, which firewalld does not support.
+    /// `nf_tables` or iptables; beside firewalld only for a policy, which firewalld does not
+    /// support.
     kernel: Option<RuleBackend>,
 }
 
 impl<'a> FirewallBackends<'a> {
-    /// The configured back end; by default firewalld if it runs, else `default`. As in the reference an unknown name is
-    /// ignored.
+    /// The configured back end; by default firewalld if it runs, else `default`. As in the
+    /// reference an unknown name is ignored.
     fn from_config(
         conf: &'a FirewallConfig,
         policy: IngressPolicy,
@@ -274,8 +278,8 @@ fn result_addresses(prev: &CniResult) -> Vec<IpAddr> {
     ips.filter(|ip| known.insert(*ip)).collect()
 }
 
-/// The ports of the bridge. The result lists the bridge first, then its ports, then the container's interface, then
-/// interfaces of later plugins.
+/// The ports of the bridge. The result lists the bridge first, then its ports, then the container's
+/// interface, then interfaces of later plugins.
 fn bridge_ports(prev: &CniResult) -> Vec<String> {
     let on_host = prev.interfaces.iter().take_while(|interface| interface.sandbox.is_empty());
     let ports = on_host.skip(1).map(|interface| interface.name.clone());

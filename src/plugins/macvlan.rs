@@ -2,8 +2,8 @@
 //!
 //! Keys: `master` (default: the link of the default route), `mode` (`bridge`, `private`, `vepa`,
 //! `passthru`), `mtu`, `mac`, `bcqueuelen`, `linkInContainer` (the master is in the container);
-//! `CNI_ARGS` `MAC` and the capability `mac` have precedence over `mac`. `ipam` is optional: without it the
-//! interface is layer 2.
+//! `CNI_ARGS` `MAC` and the capability `mac` have precedence over `mac`. `ipam` is optional:
+//! without it the interface is layer 2.
 //!
 //! There is no state on the host: the interface is created in the container, and vanishes with it.
 
@@ -31,7 +31,8 @@ pub struct Macvlan;
 pub struct MacvlanConfig {
     /// The link below. Default: the link of the default route.
     master: String,
-    /// Traffic between the interfaces on a master: `bridge` (default), `private`, `vepa`, `passthru`.
+    /// Traffic between the interfaces on a master: `bridge` (default), `private`, `vepa`,
+    /// `passthru`.
     mode: String,
     /// MTU in bytes, at most that of the master, or `"auto"`. Default: the master's.
     mtu: MtuConfig,
@@ -41,7 +42,8 @@ pub struct MacvlanConfig {
     link_in_container: bool,
     /// The length of the queue of received broadcasts. Default: the kernel's.
     bcqueuelen: u32,
-    /// `runtimeConfig.mac` (capability `mac`): MAC of the interface; has precedence over the others.
+    /// `runtimeConfig.mac` (capability `mac`): MAC of the interface; has precedence over the
+    /// others.
     runtime_config: MacConfig,
 }
 

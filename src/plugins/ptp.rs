@@ -1,11 +1,11 @@
 //! ptp: a veth pair between the container and the host, every packet routed by the host.
 //!
-//! Keys: `mtu`, `ipMasq`, `ipMasqBackend`, and `ipam`, which is required. The container reaches even its own
-//! subnet through the gateway, which is the host's end of the pair.
+//! Keys: `mtu`, `ipMasq`, `ipMasqBackend`, and `ipam`, which is required. The container reaches
+//! even its own subnet through the gateway, which is the host's end of the pair.
 //!
-//! State on the host while the container lives: one `veth` with the gateway's address as a /32 or /128, a host route to
-//! each address of the container, and with `ipMasq` the masquerading of its addresses. Permanently: enabled forwarding
-//! and the packet filter's table.
+//! State on the host while the container lives: one `veth` with the gateway's address as a /32 or
+//! /128, a host route to each address of the container, and with `ipMasq` the masquerading of its
+//! addresses. Permanently: enabled forwarding and the packet filter's table.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -82,7 +82,8 @@ impl Plugin for Ptp {
         let mtu = conf.mtu.resolve_bytes(host)?;
         let mut undo = Rollback::new();
 
-        // Created before IPAM is called, so that an attachment that exists already keeps its address.
+        // Created before IPAM is called, so that an attachment that exists already keeps its
+        // address.
         let wanted = NewVethPair { ifname: &req.ifname, mtu, mac: None, master: None };
         let inside = ContainerNetns::open_in(netns)?;
         let veth::VethPairEnds { host: end, container: link } =
@@ -236,8 +237,9 @@ struct PtpHostEnd<'a> {
 }
 
 impl PtpHostEnd<'_> {
-    /// Adds the host's route to an address of the container. A route of another owner to the address is never replaced:
-    /// the owner would lose its traffic to the container, and the route for good when the container's link is deleted.
+    /// Adds the host's route to an address of the container. A route of another owner to the
+    /// address is never replaced: the owner would lose its traffic to the container, and the
+    /// route for good when the container's link is deleted.
     fn add_route<'u>(
         &self,
         host: &'u Netlink,
@@ -278,8 +280,8 @@ impl PtpHostEnd<'_> {
         Err(occupied_error(&present, through)).context(failed)
     }
 
-    /// Warns, for the first container of a network, that the address is in a subnet that the host routes to another
-    /// link.
+    /// Warns, for the first container of a network, that the address is in a subnet that the host
+    /// routes to another link.
     fn warn_of_subnet(&self, host: &Netlink, wider: &KernelRoute, address: IpNet) {
         let Some(oif) = wider.oif.filter(|_| overlap::is_subnet_route(wider)) else { return };
         let links = host.dump_links().inspect_err(|e| debug!("{e}")).unwrap_or_default();
@@ -301,8 +303,9 @@ fn is_same_destination(route: &KernelRoute, wanted: &KernelRoute) -> bool {
     route.dst == wanted.dst && route.table == Some(RT_TABLE_MAIN)
 }
 
-/// Whether a link is the pair of another container that the kernel deletes now, with the container's namespace: the
-/// route through it ends then. The address of a container is often free a little earlier.
+/// Whether a link is the pair of another container that the kernel deletes now, with the
+/// container's namespace: the route through it ends then. The address of a container is often free
+/// a little earlier.
 fn is_vanishing(host: &Netlink, link: &Link) -> Result<bool> {
     if link.kind.as_deref() != Some("veth") || link.link_netnsid.is_none() {
         return Ok(false);
@@ -342,8 +345,8 @@ fn host_route(routed: &RoutedAddress, end: &Link) -> KernelRoute {
     KernelRoute { oif, scope, ..KernelRoute::new(host_net(routed.address.addr())) }
 }
 
-/// Restores missing attributes, addresses and routes of the host's end. The kernel has deleted all routes of
-/// an end that was down.
+/// Restores missing attributes, addresses and routes of the host's end. The kernel has deleted all
+/// routes of an end that was down.
 fn restore_host_end(
     host: &Netlink,
     end: &Link,
@@ -399,7 +402,8 @@ fn configure_container(
     configure::add_routes(inside, link, result)
 }
 
-/// The container's routes: the gateway is on the link, and the rest of the subnet behind the gateway.
+/// The container's routes: the gateway is on the link, and the rest of the subnet behind the
+/// gateway.
 fn routes_to_gateways(link: &Link, addresses: &[RoutedAddress]) -> Vec<KernelRoute> {
     let mut routes: Vec<KernelRoute> = Vec::new();
     for RoutedAddress { address, gateway } in addresses {
@@ -429,7 +433,8 @@ fn unique_gateways(addresses: &[RoutedAddress]) -> Vec<IpAddr> {
     gateways
 }
 
-/// Fails unless the host's end exists, with the gateways' addresses and the routes to the container.
+/// Fails unless the host's end exists, with the gateways' addresses and the routes to the
+/// container.
 fn verify_host_end(
     host: &Netlink,
     inside: &ContainerNetns<'_>,

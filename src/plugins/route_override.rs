@@ -1,10 +1,11 @@
 //! route-override: deletes routes of the container's interface and adds others.
 //!
-//! A chained plugin, behind an interface plugin: it returns `prevResult` with the routes that the container then has.
-//! Keys: `flushroutes`, `flushgateway`, `delroutes`, `addroutes`, `skipcheck`, all of which `args.cni` may override.
-//! Routes are deleted first, then added.
+//! A chained plugin, behind an interface plugin: it returns `prevResult` with the routes that the
+//! container then has. Keys: `flushroutes`, `flushgateway`, `delroutes`, `addroutes`, `skipcheck`,
+//! all of which `args.cni` may override. Routes are deleted first, then added.
 //!
-//! State on the host while the container lives: a file in `/run/cni/route-override` with the changes for DEL to undo.
+//! State on the host while the container lives: a file in `/run/cni/route-override` with the
+//! changes for DEL to undo.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -50,7 +51,8 @@ pub struct RouteOverrideConfig {
     args: Args<RouteOverrideArgs>,
 }
 
-/// Keys for one container, which replace those of the configuration, also with `false` or an empty list.
+/// Keys for one container, which replace those of the configuration, also with `false` or an empty
+/// list.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct RouteOverrideArgs {
@@ -166,7 +168,8 @@ impl Plugin for RouteOverride {
         verify::require_routes(&inside, prev)
     }
 
-    /// A route that cannot be restored is not an error: usually the interface is about to be deleted.
+    /// A route that cannot be restored is not an error: usually the interface is about to be
+    /// deleted.
     fn del(cx: &CallContext<'_>, _: &RouteOverrideConfig, req: &DelRequest) -> Result<()> {
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let file = BackupFile::new(Path::new(DIR), &owner);
@@ -209,8 +212,8 @@ impl Plugin for RouteOverride {
     }
 }
 
-/// The container's interfaces that the result lists, the attachment's own first. A result without interfaces, as before
-/// version 0.3.0, yields only the attachment's own.
+/// The container's interfaces that the result lists, the attachment's own first. A result without
+/// interfaces, as before version 0.3.0, yields only the attachment's own.
 fn container_links(
     inside: &ContainerNetns<'_>,
     prev: &CniResult,
@@ -249,8 +252,8 @@ impl RouteSelection<'_> {
             })
     }
 
-    /// Whether a route of the main table is flushed. Routes on the link, to link-local addresses and to the subnets of
-    /// the addresses, which ptp reaches through the gateway, stay.
+    /// Whether a route of the main table is flushed. Routes on the link, to link-local addresses
+    /// and to the subnets of the addresses, which ptp reaches through the gateway, stay.
     fn flushes(&self, route: &KernelRoute) -> bool {
         let (conf, dst) = (self.conf, route.dst.trunc());
         if dst.prefix_len() == 0 {
@@ -277,7 +280,8 @@ impl RouteSelection<'_> {
             .map(|route| (route, self.prev));
         result.routes.clear();
         for (route, of) in kept.chain(wanted.routes.iter().map(|route| (route, wanted))) {
-            // A route without a gateway is one through the gateway of an address, if the result has that gateway.
+            // A route without a gateway is one through the gateway of an address, if the result has
+            // that gateway.
             let gw = if self.conf.flushes_gateway() {
                 configure::effective_gateway(route, of)
             } else {
@@ -297,7 +301,8 @@ impl RouteSelection<'_> {
     }
 }
 
-/// What the kernel tells routes apart by: destination, table and metric. No two routes of IPv4 are added with the same.
+/// What the kernel tells routes apart by: destination, table and metric. No two routes of IPv4 are
+/// added with the same.
 fn route_slot(route: &KernelRoute) -> (IpNet, u32, u32) {
     let default_metric = if route.dst.addr().is_ipv4() { 0 } else { routes::IPV6_METRIC };
     let metric = route.priority.filter(|metric| *metric != 0).unwrap_or(default_metric);
@@ -325,8 +330,8 @@ struct RouteChanges {
 }
 
 impl RouteChanges {
-    /// Chooses the routes to delete, and those of `wanted` to add. A route that is wanted and present stays; another
-    /// one with the same destination, table and metric is an error.
+    /// Chooses the routes to delete, and those of `wanted` to add. A route that is wanted and
+    /// present stays; another one with the same destination, table and metric is an error.
     fn plan(
         netlink: &Netlink,
         links: &[Link],
@@ -366,7 +371,8 @@ impl RouteChanges {
         Ok(())
     }
 
-    /// Undoes what was done of the changes: completes all steps that can be done, then reports the first error.
+    /// Undoes what was done of the changes: completes all steps that can be done, then reports the
+    /// first error.
     fn undo(&self, netlink: &Netlink) -> NetlinkResult<()> {
         let present = netlink.dump_routes(&RouteFilter::default())?;
         let (added, kept): (Vec<_>, Vec<_>) = present
@@ -396,8 +402,8 @@ struct OverrideRecord {
 }
 
 impl OverrideRecord {
-    /// The record of `changes`, with those of an earlier ADD: of another such plugin in the list, or of one that was
-    /// not followed by DEL.
+    /// The record of `changes`, with those of an earlier ADD: of another such plugin in the list,
+    /// or of one that was not followed by DEL.
     fn for_changes(
         owner: AttachmentId<'_>,
         netlink: &Netlink,
@@ -429,8 +435,9 @@ impl OverrideRecord {
             .ok()
     }
 
-    /// The changes in this namespace; `None` if the record is of another attachment, because the names of two
-    /// attachments' files can be equal, or of an earlier container with the same id.
+    /// The changes in this namespace; `None` if the record is of another attachment, because the
+    /// names of two attachments' files can be equal, or of an earlier container with the same
+    /// id.
     fn changes_of(
         owner: AttachmentId<'_>,
         netlink: &Netlink,

@@ -1,9 +1,10 @@
-//! static: addresses, routes and name servers from the configuration, from `CNI_ARGS` (`IP`, `GATEWAY`) or from the
-//! runtime (`args.cni.ips`, capability `ips`).
+//! static: addresses, routes and name servers from the configuration, from `CNI_ARGS` (`IP`,
+//! `GATEWAY`) or from the runtime (`args.cni.ips`, capability `ips`).
 //!
-//! The runtime's addresses replace all others; those of `CNI_ARGS` are added to the configured ones. `GATEWAY` is set
-//! on every address of its network without a gateway, on addresses of the runtime only if `CNI_ARGS` has no `IP`. There
-//! is no state: two containers with the same address are not detected.
+//! The runtime's addresses replace all others; those of `CNI_ARGS` are added to the configured
+//! ones. `GATEWAY` is set on every address of its network without a gateway, on addresses of the
+//! runtime only if `CNI_ARGS` has no `IP`. There is no state: two containers with the same address
+//! are not detected.
 //!
 //! Keys, all in `ipam`: `type`, `addresses` (`address`, `gateway`), `routes`, `dns`.
 
@@ -129,7 +130,8 @@ impl StaticPlan {
         StaticPlan::build_plan(cx, conf, false)
     }
 
-    /// The plan before the runtime has supplied addresses, which replace those of the configuration.
+    /// The plan before the runtime has supplied addresses, which replace those of the
+    /// configuration.
     fn before_add(cx: &CallContext<'_>, conf: &StaticConfig) -> Result<StaticPlan> {
         StaticPlan::build_plan(cx, conf, true)
     }

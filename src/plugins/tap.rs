@@ -1,9 +1,9 @@
-//! tap: a persistent tap device in the container, for a program that sends and receives Ethernet frames, such as a
-//! virtual machine.
+//! tap: a persistent tap device in the container, for a program that sends and receives Ethernet
+//! frames, such as a virtual machine.
 //!
-//! Keys: `multiQueue`, `mtu`, `mac`, `owner`, `group`, `selinuxContext`, `bridge` (in the container), `ipam`, which is
-//! optional, and the capability `mac`. `selinuxContext` has no effect on nodes without SELinux. There is no
-//! state on the host.
+//! Keys: `multiQueue`, `mtu`, `mac`, `owner`, `group`, `selinuxContext`, `bridge` (in the
+//! container), `ipam`, which is optional, and the capability `mac`. `selinuxContext` has no effect
+//! on nodes without SELinux. There is no state on the host.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;

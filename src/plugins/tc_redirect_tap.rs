@@ -1,13 +1,15 @@
-//! tc-redirect-tap: gives the container's network to a virtual machine, by a tap device in the container's namespace.
+//! tc-redirect-tap: gives the container's network to a virtual machine, by a tap device in the
+//! container's namespace.
 //!
-//! A chained plugin, behind an interface plugin: all packets that the interface receives go to the tap device, and all
-//! that the machine sends leave by the interface. The result is `prevResult` with the device and with an interface for
-//! the inside of the machine, whose `sandbox` is the container's id, as firecracker-go-sdk reads it. Keys: `multiQueue`,
-//! `vnetHdr`, `allAddresses`; of `CNI_ARGS`: `TC_REDIRECT_TAP_NAME`, `TC_REDIRECT_TAP_UID`, `TC_REDIRECT_TAP_GID`.
+//! A chained plugin, behind an interface plugin: all packets that the interface receives go to the
+//! tap device, and all that the machine sends leave by the interface. The result is `prevResult`
+//! with the device and with an interface for the inside of the machine, whose `sandbox` is the
+//! container's id, as firecracker-go-sdk reads it. Keys: `multiQueue`, `vnetHdr`, `allAddresses`;
+//! of `CNI_ARGS`: `TC_REDIRECT_TAP_NAME`, `TC_REDIRECT_TAP_UID`, `TC_REDIRECT_TAP_GID`.
 //!
-//! All state is in the container's namespace, none on the host. The alias of the device names the attachment. Until ADD
-//! is complete the device vanishes with the plugin's process. The redirect to it then drops what the interface receives,
-//! until the next ADD or DEL deletes it.
+//! All state is in the container's namespace, none on the host. The alias of the device names the
+//! attachment. Until ADD is complete the device vanishes with the plugin's process. The redirect to
+//! it then drops what the interface receives, until the next ADD or DEL deletes it.
 
 use serde::Deserialize;
 
@@ -31,10 +33,11 @@ pub struct TcRedirectTap;
 pub struct TcRedirectTapConfig {
     /// Allow the device to be opened several times (`IFF_MULTI_QUEUE`).
     multi_queue: bool,
-    /// Whether frames have headers with offloads (`IFF_VNET_HDR`) unless the program chooses otherwise. Default: true.
+    /// Whether frames have headers with offloads (`IFF_VNET_HDR`) unless the program chooses
+    /// otherwise. Default: true.
     vnet_hdr: Option<bool>,
-    /// Whether the machine's interface gets all addresses of the container's interface. firecracker-go-sdk requires
-    /// exactly one.
+    /// Whether the machine's interface gets all addresses of the container's interface.
+    /// firecracker-go-sdk requires exactly one.
     all_addresses: bool,
 }
 
@@ -233,8 +236,8 @@ impl Plugin for TcRedirectTap {
     }
 }
 
-/// The device of an earlier ADD of the attachment, to which the interface is redirected. Fails if the interface is
-/// redirected to another link.
+/// The device of an earlier ADD of the attachment, to which the interface is redirected. Fails if
+/// the interface is redirected to another link.
 fn find_redirected_tap(
     netlink: &Netlink,
     link: &Link,
@@ -290,7 +293,8 @@ fn find_machine<'r>(result: &'r CniResult, id: &str) -> Option<&'r ResultInterfa
     result.interfaces.iter().find(|entry| entry.sandbox == id)
 }
 
-/// Fails if the kernel lacks a feature: redirects a device to itself in a namespace without other links.
+/// Fails if the kernel lacks a feature: redirects a device to itself in a namespace without other
+/// links.
 fn try_redirect(conf: &TcRedirectTapConfig) -> Result<()> {
     let netns = Netns::create_unnamed()?;
     let inside = ContainerNetns::open_in(&netns)?;

@@ -1,13 +1,14 @@
-//! vrf: moves the container's interface into a VRF, a routing domain of its own inside the container.
+//! vrf: moves the container's interface into a VRF, a routing domain of its own inside the
+//! container.
 //!
-//! It follows an interface plugin in a list and returns `prevResult` unchanged. Keys: `vrfname`, which is required, and
-//! `table`. The VRF is created if missing, and deleted with its last interface; a VRF that existed before the first
-//! interface stays (its alias marks it).
+//! It follows an interface plugin in a list and returns `prevResult` unchanged. Keys: `vrfname`,
+//! which is required, and `table`. The VRF is created if missing, and deleted with its last
+//! interface; a VRF that existed before the first interface stays (its alias marks it).
 //!
-//! The kernel sets an interface down and up when it joins or leaves a VRF: IPv6 addresses and routes that are lost are
-//! restored. All state is in the container, none on the host. Programs reach the addresses of a VRF when
-//! they bind to it (`SO_BINDTODEVICE`), or in all VRFs at once with `net.ipv4.tcp_l3mdev_accept` and
-//! `udp_l3mdev_accept`, which the tuning plugin can set.
+//! The kernel sets an interface down and up when it joins or leaves a VRF: IPv6 addresses and
+//! routes that are lost are restored. All state is in the container, none on the host. Programs
+//! reach the addresses of a VRF when they bind to it (`SO_BINDTODEVICE`), or in all VRFs at once
+//! with `net.ipv4.tcp_l3mdev_accept` and `udp_l3mdev_accept`, which the tuning plugin can set.
 
 use std::time::Duration;
 
@@ -91,8 +92,8 @@ impl Plugin for Vrf {
         let mut undo = Rollback::new();
         let vrf = if let Some(vrf) = &present {
             vrf.require_table(conf)?;
-            // Without alias and interfaces: created by another program. A VRF that is also down was left by a
-            // plugin that was killed while creating it.
+            // Without alias and interfaces: created by another program. A VRF that is also down was
+            // left by a plugin that was killed while creating it.
             if vrf.link.alias.is_empty() && vrf.link.up && vrf.is_empty(netlink)? {
                 undo.add_step("clear the alias of the VRF", || set_alias(netlink, &vrf.link, ""));
                 set_alias(netlink, &vrf.link, OLDER_VRF_ALIAS)?;
@@ -222,8 +223,8 @@ fn find_vrf(netlink: &Netlink, name: &str) -> Result<Option<RoutingDomain>> {
     }
 }
 
-/// The VRF that DEL removes the interface from: the VRF that has the interface, else the VRF of the configuration,
-/// which may have been changed since ADD.
+/// The VRF that DEL removes the interface from: the VRF that has the interface, else the VRF of the
+/// configuration, which may have been changed since ADD.
 fn find_vrf_to_leave(
     netlink: &Netlink,
     conf: &VrfConfig,
@@ -270,7 +271,8 @@ fn set_alias(netlink: &Netlink, vrf: &Link, text: &str) -> Result<()> {
     Ok(netlink.change_link(vrf.index, LinkChange::new().set_alias(text))?)
 }
 
-/// Moves the interface into the VRF, and restores in the VRF's table the addresses and routes that the kernel drops.
+/// Moves the interface into the VRF, and restores in the VRF's table the addresses and routes that
+/// the kernel drops.
 fn join_vrf(
     netlink: &Netlink,
     link: &Link,
@@ -284,8 +286,8 @@ fn join_vrf(
     state.move_routes(RT_TABLE_MAIN, *table).restore_on_link(netlink, link, *table, *table)
 }
 
-/// Removes the interface from its VRF. A route that cannot be restored afterwards is not an error: usually the
-/// interface is about to be deleted.
+/// Removes the interface from its VRF. A route that cannot be restored afterwards is not an error:
+/// usually the interface is about to be deleted.
 fn leave_vrf(netlink: &Netlink, link: &Link, state: &VolatileState) -> Result<()> {
     netlink
         .change_link(link.index, LinkChange::new().clear_master())
@@ -299,8 +301,8 @@ fn leave_vrf(netlink: &Netlink, link: &Link, state: &VolatileState) -> Result<()
     Ok(())
 }
 
-/// Deletes the VRF if it is empty, unless it existed before. `left` is whether a DEL may have removed its last
-/// interface.
+/// Deletes the VRF if it is empty, unless it existed before. `left` is whether a DEL may have
+/// removed its last interface.
 fn delete_unused_vrf(netlink: &Netlink, vrf: &RoutingDomain, left: bool) -> Result<()> {
     if !vrf.is_empty(netlink)? {
         return Ok(());
@@ -343,8 +345,8 @@ impl VolatileState {
         self
     }
 
-    /// Restores missing addresses and routes. The kernel adds the routes to subnets in the table `main`, and those to
-    /// the addresses themselves in `local`.
+    /// Restores missing addresses and routes. The kernel adds the routes to subnets in the table
+    /// `main`, and those to the addresses themselves in `local`.
     fn restore_on_link(&self, netlink: &Netlink, link: &Link, main: u32, local: u32) -> Result<()> {
         let present = global_ipv6_addresses(netlink, link)?;
         // The kernel lists the newest IPv6 addresses first.

@@ -1,9 +1,9 @@
-//! The directories that the tools work on, with the options for them: configurations, plugins, the runtimes' cache, and
-//! the leases of host-local.
+//! The directories that the tools work on, with the options for them: configurations, plugins, the
+//! runtimes' cache, and the leases of host-local.
 //!
-//! host-local keeps its leases in the `dataDir` of its configuration. The tools look into the default directory, the
-//! directories of `--data-dir`, and those that configurations name: files of configurations, and configurations in the
-//! cache.
+//! host-local keeps its leases in the `dataDir` of its configuration. The tools look into the
+//! default directory, the directories of `--data-dir`, and those that configurations name: files of
+//! configurations, and configurations in the cache.
 
 use std::collections::HashSet;
 use std::fs;
@@ -51,8 +51,8 @@ pub(super) const LEASES: CommandOption = long_option(
      of\nthe configurations and of cached attachments",
 );
 
-/// The directories of plugins, separated by colons: the argument, else `CNI_PATH`, else the directory of this
-/// executable if the links of its plugins are there, else [`PLUGIN_DIR`].
+/// The directories of plugins, separated by colons: the argument, else `CNI_PATH`, else the
+/// directory of this executable if the links of its plugins are there, else [`PLUGIN_DIR`].
 pub(super) fn plugin_path(given: Option<&str>) -> String {
     let given = given
         .map(str::to_owned)
@@ -166,7 +166,8 @@ impl ToolDirectories {
         Ok(cached.into_iter().zip(lives).collect())
     }
 
-    /// The directory with the leases of a cached attachment; the default directory if there is none.
+    /// The directory with the leases of a cached attachment; the default directory if there is
+    /// none.
     fn find_data_dir(&self, cached: &CachedAttachment) -> PathBuf {
         let named = cached.network_list().map(|list| data_dirs(&list)).unwrap_or_default();
         let mut dirs = named.into_iter().chain(self.leases.iter().cloned());
@@ -190,7 +191,8 @@ impl ToolDirectories {
         let cached = cached.iter().filter_map(CachedAttachment::network_list);
         let mut cached: Vec<LeaseDirectory> =
             cached.flat_map(|list| named_lease_directories(&list)).collect();
-        // The author of a configuration may be a tenant, and whoever writes leases decides what is removed with them.
+        // The author of a configuration may be a tenant, and whoever writes leases decides what is
+        // removed with them.
         let is_of_node =
             |store: &LeaseDirectory| STATE.iter().any(|dir| store.data_dir.starts_with(dir));
         stores.extend(cached.extract_if(.., |store| is_of_node(store)));

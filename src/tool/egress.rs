@@ -1,4 +1,5 @@
-//! `cnibox egress`: lists the containers with an egress policy and what they were refused, and replaces policies.
+//! `cnibox egress`: lists the containers with an egress policy and what they were refused, and
+//! replaces policies.
 
 use std::path::Path;
 use std::process::ExitCode;

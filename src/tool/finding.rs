@@ -74,7 +74,8 @@ impl Finding {
     }
 }
 
-/// Prints the findings as JSON or one per line, and `none` if there are no findings. Returns the exit status.
+/// Prints the findings as JSON or one per line, and `none` if there are no findings. Returns the
+/// exit status.
 pub(super) fn report_findings(findings: &[Finding], json: bool, none: &str) -> Result<ExitCode> {
     let line = |finding: &Finding| format!("{finding}\n");
     print_text(&match findings {

@@ -233,8 +233,8 @@ struct GarbageCollector<'a> {
 }
 
 impl GarbageCollector<'_> {
-    /// The attachments of the selection: from the cache, else from records and leases, with the current configuration
-    /// of the network.
+    /// The attachments of the selection: from the cache, else from records and leases, with the
+    /// current configuration of the network.
     fn find_ended(&self) -> Result<FoundAttachments> {
         let (mut found, selection) = (FoundAttachments::default(), &self.selection);
         for (cached, life) in self.directories.cached_attachments(&self.runtime)? {
@@ -254,7 +254,8 @@ impl GarbageCollector<'_> {
             }
         }
         let mut add = |network: &str, id: &str, ifname: &str, liveness: Liveness| {
-            // The first source that has the attachment counts: the cache, then the record, then the lease.
+            // The first source that has the attachment counts: the cache, then the record, then the
+            // lease.
             if found.insert_if_new(network, id, ifname)
                 && let Some(why) = selection.deletion_reason(network, id, liveness)
             {
@@ -327,8 +328,8 @@ impl GarbageCollector<'_> {
         Ok(outcomes.into_iter().map(|outcome| outcome.with_remedy(COLLECT)).collect())
     }
 
-    /// Ends an attachment in its turn, if it is still the one that was found: the DEL of its plugins, and without a
-    /// proof of its end also its leases and its other state.
+    /// Ends an attachment in its turn, if it is still the one that was found: the DEL of its
+    /// plugins, and without a proof of its end also its leases and its other state.
     fn end_attachment(&self, ended: &EndedAttachment) -> Vec<ActionOutcome> {
         let failed =
             |error: Error| ActionOutcome::log_failure(&ended.network, ended.object(), &error);
@@ -360,8 +361,9 @@ impl GarbageCollector<'_> {
         outcomes
     }
 
-    /// Sends a DEL to the plugins of the list. A plugin of another program gets none if it is before all plugins of
-    /// this one: its ADD of a later container with the same names does not wait for the turn.
+    /// Sends a DEL to the plugins of the list. A plugin of another program gets none if it is
+    /// before all plugins of this one: its ADD of a later container with the same names does
+    /// not wait for the turn.
     fn detach(
         &self,
         list: &NetworkList,
@@ -419,7 +421,8 @@ impl GarbageCollector<'_> {
         Ok(files)
     }
 
-    /// Releases the leases and removes the other state of an attachment in doubt that a person has named.
+    /// Releases the leases and removes the other state of an attachment in doubt that a person has
+    /// named.
     fn free_named(&self, ended: &EndedAttachment) -> Result<Vec<ActionOutcome>> {
         let (owner, mut outcomes) = (ended.attachment_id(), Vec::new());
         let outcome =
@@ -437,7 +440,8 @@ impl GarbageCollector<'_> {
         Ok(outcomes)
     }
 
-    /// Reclaims the leases of an attachment that has ended in directories that only its own configuration names.
+    /// Reclaims the leases of an attachment that has ended in directories that only its own
+    /// configuration names.
     fn reclaim_elsewhere(&self, ended: &EndedAttachment) -> Result<Vec<ActionOutcome>> {
         let mut outcomes = Vec::new();
         for store in self.stores_of(ended).iter().filter(|store| !self.stores.contains(store)) {
@@ -535,7 +539,8 @@ impl GarbageCollector<'_> {
 }
 
 impl GarbageCollector<'_> {
-    /// The outcome for an attachment that stays because nothing proves its end; a person may know that it has ended.
+    /// The outcome for an attachment that stays because nothing proves its end; a person may know
+    /// that it has ended.
     fn outcome_in_doubt(
         &self,
         network: &str,

@@ -1,4 +1,5 @@
-//! `ipam`: lists the leases of host-local with the state of their containers, and releases addresses.
+//! `ipam`: lists the leases of host-local with the state of their containers, and releases
+//! addresses.
 
 use std::net::IpAddr;
 use std::process::ExitCode;
@@ -184,8 +185,8 @@ pub(super) fn list_json(stores: &[LeaseDirectory]) -> Result<String> {
     json_text(&list_rows(stores)?)
 }
 
-/// Frees an address, or all addresses of a container, in these stores of one network. One that a container uses is
-/// freed only with `force`.
+/// Frees an address, or all addresses of a container, in these stores of one network. One that a
+/// container uses is freed only with `force`.
 fn free_leases(
     stores: &[LeaseDirectory],
     what: &str,

@@ -9,8 +9,8 @@ use cni::runtime::CachedAttachment;
 /// The state of the container of a cached attachment.
 pub(super) struct ContainerState {
     pub(super) liveness: Liveness,
-    /// Another container that was attached with the same path of a network namespace. The namespace that is at the path
-    /// now may belong to either container.
+    /// Another container that was attached with the same path of a network namespace. The
+    /// namespace that is at the path now may belong to either container.
     pub(super) rival: Option<String>,
 }
 
@@ -23,8 +23,8 @@ impl ContainerState {
     }
 }
 
-/// The states of these attachments, which are all attachments in the cache; `data_dir` returns the directory with the
-/// leases of an attachment.
+/// The states of these attachments, which are all attachments in the cache; `data_dir` returns the
+/// directory with the leases of an attachment.
 pub(super) fn container_states(
     cached: &[CachedAttachment],
     data_dir: impl Fn(&CachedAttachment) -> PathBuf,

@@ -1,5 +1,5 @@
-//! `cnibox` itself: its commands, help, list of applets and completions, and the error for an unknown
-//! name. Help and completions are made from the tables of applets, commands and options.
+//! `cnibox` itself: its commands, help, list of applets and completions, and the error for an
+//! unknown name. Help and completions are made from the tables of applets, commands and options.
 
 use std::process::ExitCode;
 
@@ -58,8 +58,9 @@ pub fn is_own_name(name: &str) -> bool {
     name == "cnibox" || name.starts_with("cnibox-")
 }
 
-/// Runs the executable under the name of an applet. A link of a tool without an argument prints what a plugin prints,
-/// and its help: programs such as Nomad start each file in a directory of plugins to find out which plugin it is.
+/// Runs the executable under the name of an applet. A link of a tool without an argument prints
+/// what a plugin prints, and its help: programs such as Nomad start each file in a directory of
+/// plugins to find out which plugin it is.
 pub fn run_linked_applet(applet: &Applet, args: Vec<String>, table: AppletTable) -> ExitCode {
     let AppletMain::Tool(tool) = applet.main else { return run::main(applet, args, table) };
     if !args.is_empty() {
@@ -104,8 +105,8 @@ pub fn main(name: &str, args: &[String], table: AppletTable) -> ExitCode {
     print_text(&text).unwrap_or(ExitCode::FAILURE)
 }
 
-/// Reports an unknown name. A runtime, which may have started a link of this name, reads an error object on stdout; a
-/// person reads stderr and gets the exit status `status`.
+/// Reports an unknown name. A runtime, which may have started a link of this name, reads an error
+/// object on stdout; a person reads stderr and gets the exit status `status`.
 fn refuse_unknown_name(name: &str, applets: &[Applet], status: ExitCode) -> ExitCode {
     let names: Vec<_> = applets.iter().map(|applet| applet.name).collect();
     let words = names.iter().copied().chain(all_commands().map(|(word, _)| word));

@@ -1,4 +1,5 @@
-//! The actions of `cnibox gc`, `ipam free` and `cnibox repair` on objects of the node, done or only listed.
+//! The actions of `cnibox gc`, `ipam free` and `cnibox repair` on objects of the node, done or only
+//! listed.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -78,8 +79,9 @@ impl fmt::Display for ActionOutcome {
     }
 }
 
-/// Prints the outcomes as JSON, or one per line without the failures; the text `none` if there are no outcomes. The
-/// exit status is 1 if something failed, or with `dry_run` if something would be done.
+/// Prints the outcomes as JSON, or one per line without the failures; the text `none` if there are
+/// no outcomes. The exit status is 1 if something failed, or with `dry_run` if something would be
+/// done.
 pub(super) fn report_outcomes(
     outcomes: &[ActionOutcome],
     json: bool,

@@ -45,7 +45,8 @@ pub(super) enum WakeReason {
     End,
 }
 
-/// A signalfd(2) for SIGTERM and SIGINT: process 1 of a container ignores signals without a handler.
+/// A signalfd(2) for SIGTERM and SIGINT: process 1 of a container ignores signals without a
+/// handler.
 #[derive(Debug)]
 pub(super) struct StopSignals(SignalFd);
 

@@ -81,13 +81,13 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// The interval of checks if rules change without an event, as in the legacy iptables.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The pause after a check is this many times as long as the check, up to [`LONGEST_PAUSE`]: changes in quick
-/// succession take about a tenth of the time of a processor.
+/// The pause after a check is this many times as long as the check, up to [`LONGEST_PAUSE`]:
+/// changes in quick succession take about a tenth of the time of a processor.
 const PAUSE_FACTOR: u32 = 10;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The longest pause while each check finds something missing; the pause doubles after each of them, because another
-/// program removes what is restored.
+/// The longest pause while each check finds something missing; the pause doubles after each of
+/// them, because another program removes what is restored.
 const LONGEST_DISPUTE: Duration = Duration::from_secs(30);
 
 struct RepairJob {
@@ -149,7 +149,8 @@ impl RepairJob {
         repairs
     }
 
-    /// The differences of an attachment that a runtime is attaching or detaching at this moment are not reported.
+    /// The differences of an attachment that a runtime is attaching or detaching at this moment are
+    /// not reported.
     fn repair_attachments(
         &self,
         all: &[CachedAttachment],
@@ -174,8 +175,8 @@ impl RepairJob {
         }
     }
 
-    /// Lets the plugins restore an attachment, in the order of their list. An attachment without a namespace needs
-    /// nothing.
+    /// Lets the plugins restore an attachment, in the order of their list. An attachment without a
+    /// namespace needs nothing.
     fn repair_attachment(&self, cached: &CachedAttachment, repairs: &mut RepairFindings) {
         let attach = &cached.attach;
         let Some(list) = cached.network_list().filter(|_| !attach.netns.is_empty()) else { return };
@@ -206,7 +207,8 @@ impl RepairJob {
         }
     }
 
-    /// Repairs until SIGTERM or SIGINT. Failures are reported, and the repair is retried after the next change.
+    /// Repairs until SIGTERM or SIGINT. Failures are reported, and the repair is retried after the
+    /// next change.
     fn repair_until_stopped(&self, install: Option<&str>) -> Result<ExitCode> {
         let signals = StopSignals::block_signals()?;
         if let Some(directory) = install {
@@ -251,8 +253,8 @@ fn repair_outcomes(repairs: &RepairFindings, is_dry: bool) -> Vec<ActionOutcome>
     missing.chain(left).chain(failed).collect()
 }
 
-/// Keeps a directory of plugins as installed, until the process ends. A failure ends the process, so that its service
-/// manager notices.
+/// Keeps a directory of plugins as installed, until the process ends. A failure ends the process,
+/// so that its service manager notices.
 fn keep_installed(directory: PathBuf, table: AppletTable) {
     thread::spawn(move || {
         install::maintain_installation(&directory, table)
@@ -261,7 +263,8 @@ fn keep_installed(directory: PathBuf, table: AppletTable) {
     });
 }
 
-/// Prints what was restored, and logs what could not be restored, unless the previous call reported it.
+/// Prints what was restored, and logs what could not be restored, unless the previous call reported
+/// it.
 fn report_changes(repairs: &RepairFindings, reported: &mut HashSet<String>) -> Result<()> {
     let left = repairs.changed_state().iter().map(|what| format!("left alone: {what}"));
     let failed = repairs.repair_errors().iter().map(ToString::to_string);

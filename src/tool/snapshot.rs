@@ -1,5 +1,5 @@
-//! What the node had recorded at one moment, by which an attachment is recognised later: another container may have got
-//! its names meanwhile.
+//! What the node had recorded at one moment, by which an attachment is recognised later: another
+//! container may have got its names meanwhile.
 
 use std::collections::HashMap;
 use std::fs;
@@ -11,8 +11,8 @@ use std::time::Duration;
 use crate::attachment::{AttachmentId, AttachmentRecord};
 use cni::runtime::{CachedAttachment, Runtime};
 
-/// How long a runtime may take for the calls of a list, before or after which it writes or deletes the attachment's file in
-/// its cache.
+/// How long a runtime may take for the calls of a list, before or after which it writes or deletes
+/// the attachment's file in its cache.
 const CHANGING: Duration = Duration::from_secs(1);
 
 /// Waits until a list of calls that was running has ended.
@@ -44,7 +44,8 @@ impl NodeSnapshot {
             && files.iter().all(|path| self.is_same(path))
     }
 
-    /// Whether no runtime has attached or detached the container since. A repair itself may have changed the record.
+    /// Whether no runtime has attached or detached the container since. A repair itself may have
+    /// changed the record.
     pub(super) fn is_at_rest(&self, runtime: &Runtime, cached: &CachedAttachment) -> bool {
         runtime.cache_paths(&cached.network, &cached.attach).is_ok_and(|files| {
             files.iter().any(|file| self.files.contains_key(file))

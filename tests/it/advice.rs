@@ -1,10 +1,10 @@
-//! Advice in messages is followed as it is written: afterwards the trouble is gone, what worked before still works, and
-//! nothing is open that was closed.
+//! Advice in messages is followed as it is written: afterwards the trouble is gone, what worked
+//! before still works, and nothing is open that was closed.
 //!
-//! The situations and the messages are those of `golden/messages.json`. `follow` is the advice as a command line,
-//! followed by the call again; where the advice has alternatives, one line each. Beside the network `pods` of the
-//! mistake the node has a network `neighbours` with a container, and rules of its administrator that stop what comes
-//! from `pods` to this container.
+//! The situations and the messages are those of `golden/messages.json`. `follow` is the advice as a
+//! command line, followed by the call again; where the advice has alternatives, one line each.
+//! Beside the network `pods` of the mistake the node has a network `neighbours` with a container,
+//! and rules of its administrator that stop what comes from `pods` to this container.
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,7 @@
 //! No live container is declared dead, whatever hides it; and what a dead one leaves is reclaimed.
 //!
-//! Each test has a network whose pool has one address and whose host port is one: every ADD of another container needs
-//! what the first has.
+//! Each test has a network whose pool has one address and whose host port is one: every ADD of
+//! another container needs what the first has.
 
 mod dead;
 mod hidden;
@@ -43,7 +43,8 @@ GC) ipam ;;
 VERSION) echo '{"cniVersion":"1.1.0","supportedVersions":["1.0.0","1.1.0"]}' ;;
 esac"#;
 
-/// A node with one network, as a configuration list of an interface plugin, portmap, firewall and bandwidth.
+/// A node with one network, as a configuration list of an interface plugin, portmap, firewall and
+/// bandwidth.
 struct World {
     node: Node,
     kind: String,
@@ -74,7 +75,8 @@ impl World {
             "macvlan" => json!({"type": "macvlan", "master": "up0"}),
             other => json!({"type": other}),
         };
-        // In the default directory, which is the only one that plugins after another program's know.
+        // In the default directory, which is the only one that plugins after another program's
+        // know.
         let leases = node.path("leases").display().to_string();
         node.sh("mkdir -p /var/lib/cni && mount -t tmpfs tmpfs /var/lib/cni");
         let networks = "/var/lib/cni/networks";
@@ -163,7 +165,8 @@ impl World {
         self.node.sh("nft -s list ruleset; ip -o link show type ifb | sed 's/:.*//; s/.*/shapes/'")
     }
 
-    /// The liveness of a container in `cnibox ipam ls`; `null` if it is in doubt or there is no lease.
+    /// The liveness of a container in `cnibox ipam ls`; `null` if it is in doubt or there is no
+    /// lease.
     fn liveness_of(&self, id: &str) -> Value {
         let has_leases = self.node.path("leases/net").exists();
         has_leases

@@ -1,7 +1,8 @@
-//! bond: links of the host or of the container as one interface in every version, failover, settings, and the links
-//! as before after DEL, GC, failures and kills.
+//! bond: links of the host or of the container as one interface in every version, failover,
+//! settings, and the links as before after DEL, GC, failures and kills.
 //!
-//! The links are ends of veth pairs; their other ends are ports of a bridge with the gateways, which plays the switch.
+//! The links are ends of veth pairs; their other ends are ports of a bridge with the gateways,
+//! which plays the switch.
 
 mod faults;
 mod lifecycle;
@@ -16,7 +17,8 @@ use crate::support::traffic::{Place, tcp, udp};
 
 const MACS: [&str; 2] = ["02:00:00:00:00:d1", "02:00:00:00:00:d2"];
 
-/// Creates the links `up1`, with an alias, an alternative name, addresses and a route, and `up2`, and the switch.
+/// Creates the links `up1`, with an alias, an alternative name, addresses and a route, and `up2`,
+/// and the switch.
 fn plug(node: &Node) {
     let [v4, v6] = GATEWAYS;
     node.sh(&format!(
@@ -183,7 +185,8 @@ fn the_bond_has_the_configured_settings() {
     is_back(&node, &before);
 }
 
-/// Moves the links into the container, as attachments made before: `up1` up with addresses, `up2` down.
+/// Moves the links into the container, as attachments made before: `up1` up with addresses, `up2`
+/// down.
 fn hand_over(node: &Node, container: &Container) {
     let path = container.path();
     node.sh(&format!("ip link set up1 netns {path}; ip link set up2 netns {path}"));

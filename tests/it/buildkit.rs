@@ -1,4 +1,5 @@
-//! As `BuildKit` calls: its image has the plugins under names of its own, and each step of a build has a new namespace.
+//! As `BuildKit` calls: its image has the plugins under names of its own, and each step of a build
+//! has a new namespace.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -10,7 +11,8 @@ use crate::support::node::{Call, Container, Node, assert_unchanged, executable};
 /// The plugins of its image.
 const NAMES: [&str; 4] = ["bridge", "loopback", "host-local", "firewall"];
 
-/// A directory with these names only, the network that buildkitd writes for its bridge mode, and a runtime.
+/// A directory with these names only, the network that buildkitd writes for its bridge mode, and a
+/// runtime.
 struct BuildKit {
     node: Node,
 }

@@ -1,7 +1,7 @@
 //! Configurations of other projects: `cnibox lint` reports real mistakes, and nothing else.
 //!
-//! `conflists/manifest.json` has the origin of each file, and the findings that are right: keys that no plugin reads, and
-//! firewall before version 0.4.0, which the reference also refuses.
+//! `conflists/manifest.json` has the origin of each file, and the findings that are right: keys
+//! that no plugin reads, and firewall before version 0.4.0, which the reference also refuses.
 
 use cnibox_tests::root;
 use serde_json::Value;

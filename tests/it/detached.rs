@@ -1,6 +1,6 @@
 //! DEL returns when the link is gone, and a child process waits for the kernel's grace periods: the
-//! child keeps nothing of the caller, is left only to a process 1 that reaps it, and neither its end
-//! nor the plugin's at any step leaves anything.
+//! child keeps nothing of the caller, is left only to a process 1 that reaps it, and neither its
+//! end nor the plugin's at any step leaves anything.
 
 use std::fs;
 
@@ -23,8 +23,8 @@ enum Caller {
 
 use Caller::{BelowInit, BelowOther, Init};
 
-/// Process 1: runs the plugin, reports the open files of all processes at once, reaps as systemd does until it is
-/// alone, 10 seconds at most, and reports the processes that are left.
+/// Process 1: runs the plugin, reports the open files of all processes at once, reaps as systemd
+/// does until it is alone, 10 seconds at most, and reports the processes that are left.
 const INIT: &str = r#"use POSIX qw(:sys_wait_h :signal_h);
     ($report, $blocks) = (shift, shift);
     sigprocmask(SIG_BLOCK, POSIX::SigSet->new(SIGCHLD)) if $blocks;

@@ -1,5 +1,5 @@
-//! Configurations that were edited after ADD: no key that has the wrong type or is gone keeps a container from being
-//! deleted, and nothing of it stays.
+//! Configurations that were edited after ADD: no key that has the wrong type or is gone keeps a
+//! container from being deleted, and nothing of it stays.
 
 use serde_json::{Value, json};
 
@@ -13,13 +13,15 @@ fn state(node: &Node) -> Snapshot {
     node.snapshot().with("leases in the default directory", leases)
 }
 
-/// Leases of attachments without a record are found in the directory of the configuration and in the default one.
+/// Leases of attachments without a record are found in the directory of the configuration and in
+/// the default one.
 fn default_directory(node: &Node) -> Value {
     node.sh("mkdir -p /var/lib/cni && mount -t tmpfs tmpfs /var/lib/cni");
     json!({"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/24"}]]})
 }
 
-/// The pointers of all values of a document, but for those that identify the network and the plugin.
+/// The pointers of all values of a document, but for those that identify the network and the
+/// plugin.
 fn places(value: &Value, at: &str, found: &mut Vec<String>) {
     let mut below = |step: &str, value: &Value| {
         let place = format!("{at}/{}", step.replace('~', "~0").replace('/', "~1"));

@@ -1,5 +1,5 @@
-//! egress: lifecycle in every version, refusals, sources of policies; the submodules test what passes, ways out of a
-//! policy, flushes, and the tool.
+//! egress: lifecycle in every version, refusals, sources of policies; the submodules test what
+//! passes, ways out of a policy, flushes, and the tool.
 
 mod flush;
 mod lifecycle;
@@ -106,8 +106,8 @@ fn address(result: &Value, nth: usize) -> String {
     result["ips"][nth]["address"].as_str().unwrap().split('/').next().unwrap().to_owned()
 }
 
-/// A socket at the port. A child process of another test that does not execute its program yet may have the former socket
-/// of the port.
+/// A socket at the port. A child process of another test that does not execute its program yet may
+/// have the former socket of the port.
 fn bind(ip: IpAddr, port: u16) -> UdpSocket {
     let mut bound = None;
     eventually("the port is free", || {
@@ -117,7 +117,8 @@ fn bind(ip: IpAddr, port: u16) -> UdpSocket {
     bound.unwrap()
 }
 
-/// Whether a datagram arrives, and for IPv6 addresses in duplicate address detection after some attempts.
+/// Whether a datagram arrives, and for IPv6 addresses in duplicate address detection after some
+/// attempts.
 fn datagram_arrives(from: &impl Place, to: &impl Place, ip: &str, port: u16) -> bool {
     let ip: IpAddr = ip.parse().unwrap();
     let far = to.within(|| bind(ip, port));

@@ -193,7 +193,8 @@ fn egress() {
     works(&Node::new(), page!("egress"));
 }
 
-/// The lists of docs/egress.md, and the one in its `NetworkAttachmentDefinition`: lint finds nothing, ADD, CHECK, DEL.
+/// The lists of docs/egress.md, and the one in its `NetworkAttachmentDefinition`: lint finds
+/// nothing, ADD, CHECK, DEL.
 #[test]
 fn egress_policies() {
     let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/egress.md"));

@@ -1,7 +1,8 @@
 //! A failing ADD rolls back everything, at whatever step it fails; after a killed ADD or DEL the
 //! next DEL removes everything. The faults are those of `support::faults`.
 //!
-//! The calls with effects of a node's first ADD are also tried ([`first_add`]); the next ADD must succeed.
+//! The calls with effects of a node's first ADD are also tried ([`first_add`]); the next ADD must
+//! succeed.
 
 use std::collections::BTreeSet;
 

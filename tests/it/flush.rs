@@ -1,5 +1,6 @@
-//! The flush matrix: after an administrator flushes any part of the rules, CHECK reports the loss, STATUS succeeds and
-//! restores all containers, and so does one ADD of another container, verified with traffic.
+//! The flush matrix: after an administrator flushes any part of the rules, CHECK reports the loss,
+//! STATUS succeeds and restores all containers, and so does one ADD of another container, verified
+//! with traffic.
 //!
 //! A row is a list of plugins and its expectations. The damages are derived from the live rules:
 //! flushing the ruleset, flushing or deleting each table, each chain, each set and map.
@@ -67,8 +68,8 @@ impl<'n> Row<'n> {
         self.list.iter().zip(&self.results[1..]).filter(|row| refuses(*row)).count()
     }
 
-    /// Applies each damage in turn, once healed by STATUS and once by ADD. `holds` verifies the first and the later
-    /// container; its third argument is the address of the later container.
+    /// Applies each damage in turn, once healed by STATUS and once by ADD. `holds` verifies the
+    /// first and the later container; its third argument is the address of the later container.
     #[track_caller]
     fn survives(&self, damages: &[String], holds: impl Fn(&Container, &Container, &str)) {
         for damage in damages {

@@ -1,5 +1,5 @@
-//! Resource use of a call: no other program, process or thread, no sleep, little memory. DEL of an interface has one
-//! child, which waits for the kernel, where process 1 reaps it (`detached`).
+//! Resource use of a call: no other program, process or thread, no sleep, little memory. DEL of an
+//! interface has one child, which waits for the kernel, where process 1 reaps it (`detached`).
 
 use std::fs;
 use std::io::{Read, Write, pipe};
@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use crate::support::node::{Call, Container, Node, Outcome, eventually};
 use crate::support::strace::{self, Syscall};
 
-/// Limit of an ADD's peak resident memory (`VmHWM`) in kB, mostly shared pages of the executable. The
-/// executable's state in the page cache changes it by 200 kB.
+/// Limit of an ADD's peak resident memory (`VmHWM`) in kB, mostly shared pages of the executable.
+/// The executable's state in the page cache changes it by 200 kB.
 const PEAK: u64 = 4352;
 /// Limit of the anonymous part (`RssAnon`) in kB, including relocated pages of the
 /// position-independent executable (decision 14) and the buffers of netfilter dumps. Address space
@@ -165,8 +165,8 @@ fn add_starts_no_program_for_iptables() {
     assert_eq!(rules.matches("-A POSTROUTING -s 10.1.0.3/32 ").count(), 1, "{rules}");
 }
 
-/// The second container's ADD examines, for each family, the record and the link of the first, which show whether the
-/// rules were flushed.
+/// The second container's ADD examines, for each family, the record and the link of the first,
+/// which show whether the rules were flushed.
 #[test]
 fn a_chain_opens_few_sockets_and_reads_few_records() {
     let node = Node::new();
@@ -265,7 +265,8 @@ fn version_reads_no_stdin_and_opens_no_socket() {
     }
 }
 
-/// `VmHWM` and `RssAnon` in kB, read while the process is blocked on writing its result to a full pipe.
+/// `VmHWM` and `RssAnon` in kB, read while the process is blocked on writing its result to a full
+/// pipe.
 fn peak(call: &Call, input: &Value) -> [u64; 2] {
     let (mut reader, mut writer) = pipe().unwrap();
     // The default capacity of a pipe, pipe(7).

@@ -68,8 +68,8 @@ fn records(node: &Node) -> String {
     node.sh(&format!("find {} -type f 2>/dev/null || true", node.state("host-device").display()))
 }
 
-/// Moves the container's device to the host under `name`, as the kernel does with physical devices when a namespace
-/// ends. (A veth would be deleted by the kernel.)
+/// Moves the container's device to the host under `name`, as the kernel does with physical devices
+/// when a namespace ends. (A veth would be deleted by the kernel.)
 fn fall_back(container: &Container, name: &str) {
     let host = File::open("/proc/thread-self/ns/net").unwrap();
     let home = format!("/proc/{}/fd/{}", process::id(), host.as_raw_fd());

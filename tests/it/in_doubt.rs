@@ -1,5 +1,5 @@
-//! GC without an attachment that the reference made: nothing tells whose its pair is, so its address stays in use as
-//! long as a pair may be its own.
+//! GC without an attachment that the reference made: nothing tells whose its pair is, so its
+//! address stays in use as long as a pair may be its own.
 
 use std::fs;
 
@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use crate::support::net::Net;
 use crate::support::node::{Call, Container, Node, eventually};
 
-/// Makes what this program created look as the reference leaves it: no labels, no notes, no records.
+/// Makes what this program created look as the reference leaves it: no labels, no notes, no
+/// records.
 fn as_by_the_reference(node: &Node) {
     for name in node.ip("-d link show type veth").as_array().unwrap() {
         let name = name["ifname"].as_str().unwrap();

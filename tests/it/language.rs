@@ -1,5 +1,5 @@
-//! One language for all tools: the same options, exit statuses and keys of JSON, and the words of the release before,
-//! which still work and say so.
+//! One language for all tools: the same options, exit statuses and keys of JSON, and the words of
+//! the release before, which still work and say so.
 
 use std::fs;
 

@@ -1,8 +1,8 @@
 //! Integration tests of the plugins from a runtime's view: the real executable on the real kernel.
 //!
-//! Every test creates a private host namespace on its own thread ([`support::node::Node`]) and containers,
-//! which are namespaces held by a descriptor. Therefore tests run in parallel and need no explicit
-//! clean-up. Root or `unshare -rn` is required; iproute2 and ping verify independently.
+//! Every test creates a private host namespace on its own thread ([`support::node::Node`]) and
+//! containers, which are namespaces held by a descriptor. Therefore tests run in parallel and need
+//! no explicit clean-up. Root or `unshare -rn` is required; iproute2 and ping verify independently.
 //!
 //! | module | |
 //! | --- | --- |

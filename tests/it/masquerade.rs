@@ -347,8 +347,8 @@ fn add_and_status_check_the_back_end() {
     }
 }
 
-/// Every rule has a comment: an iptables that cannot match comments is not chosen, and STATUS and ADD say so if it is
-/// configured.
+/// Every rule has a comment: an iptables that cannot match comments is not chosen, and STATUS and
+/// ADD say so if it is configured.
 #[test]
 fn an_iptables_without_comments_is_not_selected() {
     let node = Node::new();

@@ -35,7 +35,8 @@ pub(crate) struct Mistake {
     pub(crate) says: String,
     /// The part of `says` with the remedy.
     pub(crate) cure: String,
-    /// Command lines that follow the advice, each another reading of it, and repeat the call; see `advice`.
+    /// Command lines that follow the advice, each another reading of it, and repeat the call; see
+    /// `advice`.
     pub(crate) follow: Vec<String>,
     /// Why the advice is not followed in a test.
     pub(crate) unfollowed: String,
@@ -89,8 +90,8 @@ impl Mistake {
         stderr + &said_on_stdout(&stdout)
     }
 
-    /// Runs a script with the mistake's configuration on a new node; returns the output with placeholders for variable
-    /// parts.
+    /// Runs a script with the mistake's configuration on a new node; returns the output with
+    /// placeholders for variable parts.
     pub(crate) fn run(&self, script: &str) -> Outcome {
         let (node, container) = (Node::new(), Container::new());
         symlink(executable(), node.bin().join("cnibox")).unwrap();

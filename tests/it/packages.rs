@@ -1,4 +1,5 @@
-//! The maintainer scripts of the debs: `tests/packages.sh` with stand-ins of the packages, in a root of its own.
+//! The maintainer scripts of the debs: `tests/packages.sh` with stand-ins of the packages, in a
+//! root of its own.
 
 use std::process::Command;
 

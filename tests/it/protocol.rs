@@ -149,7 +149,8 @@ fn the_plugins_own_namespace_is_refused_first_of_all() {
         let error = node.call(plugin, "ADD").netns(&own).conf(&conf).error();
         let msg = "plugin's netns and netns from CNI_NETNS should not be the same";
         assert_eq!(error.brief(), (8, msg), "{plugin}");
-        // The number of a process that has ended may be another process's now: the container is gone.
+        // The number of a process that has ended may be another process's now: the container is
+        // gone.
         let outcome = node.call(plugin, "DEL").netns(&own).conf(&conf).run();
         assert_eq!(outcome.status, Some(0), "{plugin} {outcome:?}");
         let warning = "is this plugin's own namespace: the container's namespace is gone";

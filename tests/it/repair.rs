@@ -57,8 +57,8 @@ impl Ward {
         Running::start(&self.cnibox(&["repair", "--watch"]))
     }
 
-    /// Whether all containers reach the gateway: one reply is enough. After a failed neighbour resolution, the kernel
-    /// retries after one second.
+    /// Whether all containers reach the gateway: one reply is enough. After a failed neighbour
+    /// resolution, the kernel retries after one second.
     fn all_reach_the_gateway(&self) -> bool {
         self.pods.iter().all(|pod| pod.try_sh("ping -n -c 4 -i 0.5 -W 1 10.88.0.1"))
     }

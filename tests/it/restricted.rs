@@ -1,4 +1,5 @@
-//! Nodes that refuse plugins something: parameters mounted read-only, a kernel without IPv6, a user namespace.
+//! Nodes that refuse plugins something: parameters mounted read-only, a kernel without IPv6, a user
+//! namespace.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -59,8 +60,8 @@ fn a_kernel_without_ipv6_causes_no_warning() {
     }
 }
 
-/// Attaches and detaches a container in a user namespace whose `/run` belongs to another user. `$0` is the directory of
-/// plugins.
+/// Attaches and detaches a container in a user namespace whose `/run` belongs to another user. `$0`
+/// is the directory of plugins.
 const ROOTLESS: &str = r#"
 set -e
 ip link set lo up

@@ -1,5 +1,5 @@
-//! route-override: lifecycle in every version, routes of both families with all attributes, traffic through the changed
-//! routes, refusals, CHECK, records, faults.
+//! route-override: lifecycle in every version, routes of both families with all attributes, traffic
+//! through the changed routes, refusals, CHECK, records, faults.
 
 mod lists;
 mod records;
@@ -37,7 +37,8 @@ const SUBJECT: Subject = Subject {
     ..Subject::BEHIND_PTP
 };
 
-/// Behind bridge with routes to 192.168.0.0/16 via 10.1.2.9 and `fd99::/16` via the gateway; without keys.
+/// Behind bridge with routes to 192.168.0.0/16 via 10.1.2.9 and `fd99::/16` via the gateway;
+/// without keys.
 const BRIDGED: Subject = Subject {
     plugin: "route-override",
     files: "route-override",

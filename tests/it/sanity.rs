@@ -47,9 +47,9 @@ fn failed(report: &Value) -> BTreeSet<String> {
         .collect()
 }
 
-/// Known deviations from optional assertions: loopback's CHECK does not need a `prevResult`; VERSION
-/// always answers in the newest version, as the reference's; a killed ADD of host-local may leave a
-/// temporary file, which its next ADD overwrites.
+/// Known deviations from optional assertions: loopback's CHECK does not need a `prevResult`;
+/// VERSION always answers in the newest version, as the reference's; a killed ADD of host-local may
+/// leave a temporary file, which its next ADD overwrites.
 fn is_known(verdict: &Value) -> bool {
     let detail = verdict["detail"].as_str().unwrap_or_default();
     match verdict["id"].as_str().unwrap_or_default() {

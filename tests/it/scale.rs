@@ -1,5 +1,6 @@
-//! Every feature that keeps state of all attachments at 1, 20 and 200, each call a process of its own: ADD, CHECK and
-//! GC succeed, what DEL or GC leaves is what was there before, and the cost of a call does not grow.
+//! Every feature that keeps state of all attachments at 1, 20 and 200, each call a process of its
+//! own: ADD, CHECK and GC succeed, what DEL or GC leaves is what was there before, and the cost of
+//! a call does not grow.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,8 +32,8 @@ struct Feature {
     beside: Option<fn(&Node, Range<usize>)>,
     /// Whether the cost is constant: the programs of iptables read all rules.
     counts: bool,
-    /// More system calls than at the first size, and more bytes for each attachment: records, rules and elements are
-    /// read.
+    /// More system calls than at the first size, and more bytes for each attachment: records,
+    /// rules and elements are read.
     more: [usize; 2],
 }
 
@@ -275,7 +276,8 @@ impl<'n> Run<'n> {
 
     /// GC with all attachments as valid succeeds and changes nothing.
     fn nothing_is_stale(&self) {
-        // A snapshot also runs tc for each link. The operational state of a bridge follows its ports with a delay.
+        // A snapshot also runs tc for each link. The operational state of a bridge follows its
+        // ports with a delay.
         let leases = self.node.path("leases").display().to_string();
         let state = || {
             let find = format!("find {leases} /run/cni/cnibox -type f ! -name '*.lock'");

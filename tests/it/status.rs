@@ -1,5 +1,5 @@
-//! STATUS succeeds exactly if the next ADD does: random networks on nodes with random defects, and with other pods whose
-//! rules are damaged, or that come and go.
+//! STATUS succeeds exactly if the next ADD does: random networks on nodes with random defects, and
+//! with other pods whose rules are damaged, or that come and go.
 
 use std::fs;
 use std::process::Stdio;
@@ -203,7 +203,8 @@ const DEFECTS: [&str; 21] = [
     "sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1",
 ];
 
-/// What administrators and other programs do to the rules of the pods on a node; some have no effect on some nodes.
+/// What administrators and other programs do to the rules of the pods on a node; some have no
+/// effect on some nodes.
 const DAMAGES: [&str; 16] = [
     "true",
     "true",
@@ -396,8 +397,8 @@ fn status_agrees_with_the_next_add_two_thousand_times() {
     compare(2000, 0x5eed_0002);
 }
 
-/// Nothing is damaged while pods come and go: STATUS succeeds, and no tool reports or restores anything. A record is
-/// written before its rules, and deleted before them.
+/// Nothing is damaged while pods come and go: STATUS succeeds, and no tool reports or restores
+/// anything. A record is written before its rules, and deleted before them.
 #[test]
 fn pods_that_come_and_go_are_no_damage() {
     for backend in ["iptables", "nftables"] {

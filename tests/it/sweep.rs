@@ -35,8 +35,8 @@ const SCRATCH: usize = 3;
 
 /// The kernel parameters that plugins set, by file or directory of `/proc/sys/net`.
 const SYSCTLS: [&str; 4] = ["ipv4/ip_forward", "ipv4/conf", "ipv6/conf", "core/somaxconn"];
-/// Parameters that no plugin sets: while any process changes links, the kernel restarts each read of them, so that a
-/// reader spins.
+/// Parameters that no plugin sets: while any process changes links, the kernel restarts each read
+/// of them, so that a reader spins.
 const SPINNING: [&str; 2] = ["addr_gen_mode", "stable_secret"];
 
 struct Chain {
@@ -250,8 +250,8 @@ fn answers(point: &Syscall) -> bool {
     point.name.starts_with("recv") && !point.text.contains("EAGAIN")
 }
 
-/// Whether the call removes the file of an attachment's lock: the last act, whose failure leaves an empty file until the
-/// next holder of the lock, or GC.
+/// Whether the call removes the file of an attachment's lock: the last act, whose failure leaves an
+/// empty file until the next holder of the lock, or GC.
 fn removes_lock(point: &Syscall) -> bool {
     point.name == "unlinkat" && point.text.contains("/turn-")
 }
@@ -417,8 +417,8 @@ fn sysctls() -> String {
     SYSCTLS.map(|name| contents(&Path::new("/proc/sys/net").join(name), &is_read)).concat()
 }
 
-/// The files and directories at a path for which the function is true, with the contents of files; the journal of the
-/// store without contents.
+/// The files and directories at a path for which the function is true, with the contents of files;
+/// the journal of the store without contents.
 fn contents(path: &Path, is_wanted: &dyn Fn(&str) -> bool) -> String {
     let name = path.display().to_string();
     if !is_wanted(&name) {

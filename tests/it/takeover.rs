@@ -29,9 +29,11 @@ struct Case {
     name: &'static str,
     /// The configurations of the plugins.
     list: Vec<Value>,
-    /// The keys that only some releases of the reference have, and with which they differ otherwise.
+    /// The keys that only some releases of the reference have, and with which they differ
+    /// otherwise.
     is_new: bool,
-    /// What a DEL of the reference leaves, even of a container that it added itself; a row of docs/parity.md.
+    /// What a DEL of the reference leaves, even of a container that it added itself; a row of
+    /// docs/parity.md.
     leaves: &'static str,
 }
 

@@ -1,4 +1,5 @@
-//! tc-redirect-tap: lifecycle in every version, traffic of a machine, results, CHECK, refusals, state of the original.
+//! tc-redirect-tap: lifecycle in every version, traffic of a machine, results, CHECK, refusals,
+//! state of the original.
 
 mod device;
 mod original;

@@ -1,5 +1,5 @@
-//! What the author of a network configuration can name: directories of state, files, and what a pod that runs as uid 0
-//! puts there.
+//! What the author of a network configuration can name: directories of state, files, and what a pod
+//! that runs as uid 0 puts there.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -200,8 +200,8 @@ fn host_local_takes_any_absolute_directory() {
     net(&anywhere).call("DEL", "c1").ok();
 }
 
-/// Each file that a configuration names or that is in a state directory is replaced by a FIFO, an endless device and a
-/// huge file.
+/// Each file that a configuration names or that is in a state directory is replaced by a FIFO, an
+/// endless device and a huge file.
 #[test]
 fn special_and_huge_files_in_place_of_state_are_refused() {
     for make in ["mkfifo", "ln -sf /dev/zero", "truncate -s 3G"] {

@@ -240,7 +240,8 @@ fn a_failed_call_is_recorded_with_its_configuration() {
     assert_eq!((status, &*stderr), (Some(1), expected));
 }
 
-/// Escape sequences in configurations and arguments do not reach the terminal of a person who runs the tools.
+/// Escape sequences in configurations and arguments do not reach the terminal of a person who runs
+/// the tools.
 #[test]
 fn control_characters_of_a_configuration_are_escaped() {
     let (node, container) = (Node::new(), Container::new());

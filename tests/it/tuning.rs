@@ -430,7 +430,8 @@ fn an_add_or_del_killed_anywhere_is_cleaned_up_by_del() {
         .survives_kill(&["open", "write", "rename", "RTM_NEWLINK"], &["unlink", "RTM_NEWLINK"]);
 }
 
-/// An MTU below 1280 and a sysctl take IPv6 addresses off the interface, which the result would still list.
+/// An MTU below 1280 and a sysctl take IPv6 addresses off the interface, which the result would
+/// still list.
 #[test]
 fn addresses_of_earlier_plugins_are_kept() {
     let (node, container) = (Node::new(), Container::new());

@@ -1,16 +1,19 @@
-//! Twins: random sequences of what a runtime, a node and a container do, on two private nodes, one with the reference
-//! plugins and one with cnibox, where the reference makes some of the calls (or, in such a step, on both). Between calls
-//! rules are flushed, links and bridges deleted, containers end, the tools of cnibox run, a place is attached a second
-//! time, and two containers are attached or deleted at the same time.
+//! Twins: random sequences of what a runtime, a node and a container do, on two private nodes, one
+//! with the reference plugins and one with cnibox, where the reference makes some of the calls (or,
+//! in such a step, on both). Between calls rules are flushed, links and bridges deleted, containers
+//! end, the tools of cnibox run, a place is attached a second time, and two containers are attached
+//! or deleted at the same time.
 //!
-//! After each step both nodes must look the same to a user: what the call answered, which links, addresses, routes, leases
-//! and rules exist, and who reaches whom, seen as which address. Differences must be in [`KNOWN`], or are put right by
-//! `side/mend.rs`; both are rows of docs/parity.md. At the end, DEL must have left nothing on the node of cnibox; only what
+//! After each step both nodes must look the same to a user: what the call answered, which links,
+//! addresses, routes, leases and rules exist, and who reaches whom, seen as which address.
+//! Differences must be in [`KNOWN`], or are put right by `side/mend.rs`; both are rows of
+//! docs/parity.md. At the end, DEL must have left nothing on the node of cnibox; only what
 //! the reference has deleted there may wait for GC.
 //!
-//! `REF` is the directory of the reference plugins; by default `PEER` or Debian's (`compare::peer`).
-//! `CNIBOX_TWINS_SEEDS=n..m` plays only these sequences, in one of the tests, and prints them.
-//! `CNIBOX_TWINS_MUTANT="portmap DEL"` gives cnibox a defect of [`MUTANTS`], which then should fail the test.
+//! `REF` is the directory of the reference plugins; by default `PEER` or Debian's
+//! (`compare::peer`). `CNIBOX_TWINS_SEEDS=n..m` plays only these sequences, in one of the tests,
+//! and prints them. `CNIBOX_TWINS_MUTANT="portmap DEL"` gives cnibox a defect of [`MUTANTS`], which
+//! then should fail the test.
 
 mod generate;
 mod known;
@@ -60,8 +63,9 @@ impl Difference {
     }
 }
 
-/// Between two default routes of a container with two interfaces the kernel decides by the state of its neighbours, and
-/// which of two neighbours with one address, those of a network of `static`, answers is by chance.
+/// Between two default routes of a container with two interfaces the kernel decides by the state of
+/// its neighbours, and which of two neighbours with one address, those of a network of `static`,
+/// answers is by chance.
 fn is_undecided(seen: &Seen, line: &str) -> bool {
     let Some((pod, to)) = line.strip_prefix("traffic ").and_then(|line| line.split_once(" -> "))
     else {
@@ -82,8 +86,9 @@ fn is_undecided(seen: &Seen, line: &str) -> bool {
         || seen.assigned.iter().any(is_shared)
 }
 
-/// A defect that cnibox does not have, to see whether a sequence shows it: the plugin does nothing at the verb. At
-/// `ROLLBACK` it deletes what it has after an ADD that failed, even of an earlier one.
+/// A defect that cnibox does not have, to see whether a sequence shows it: the plugin does nothing
+/// at the verb. At `ROLLBACK` it deletes what it has after an ADD that failed, even of an earlier
+/// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mutant {
     plugin: &'static str,
@@ -330,7 +335,8 @@ fn del_keeps_masquerading_of_a_shared_address() {
     }
 }
 
-/// ADD by the reference, CHECK by cnibox: the reference lets the bridge learn from link-local frames.
+/// ADD by the reference, CHECK by cnibox: the reference lets the bridge learn from link-local
+/// frames.
 #[test]
 fn check_accepts_the_spoof_check_of_the_reference() {
     let net = network("alpha", Kind::Bridge("brx"), SUBNET, &[Extra::SpoofCheck]);
@@ -339,7 +345,8 @@ fn check_accepts_the_spoof_check_of_the_reference() {
     play_plan(&plan);
 }
 
-/// ADD by the reference, CHECK and DEL by cnibox, and the other way round, with everything that a network may have.
+/// ADD by the reference, CHECK and DEL by cnibox, and the other way round, with everything that a
+/// network may have.
 #[test]
 fn each_checks_what_the_other_has_added() {
     let all = [
@@ -406,7 +413,8 @@ fn mutants_are_seen() {
     }
 }
 
-/// What an administrator or another program has deleted on the node of cnibox is as before after `cnibox repair`.
+/// What an administrator or another program has deleted on the node of cnibox is as before after
+/// `cnibox repair`.
 #[test]
 fn repair_restores_what_the_other_node_has() {
     let all = [Extra::Masquerade, Extra::Portmap, Extra::Firewall];

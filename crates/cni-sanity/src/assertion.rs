@@ -1,4 +1,5 @@
-//! An assertion: its text, the clauses that it follows from, and the consequence of a violation for a runtime.
+//! An assertion: its text, the clauses that it follows from, and the consequence of a violation for
+//! a runtime.
 
 mod table;
 
@@ -9,7 +10,8 @@ use super::spec::{self, Clause};
 /// How binding an assertion is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// A MUST or a definition of the specification, or a condition without which containers have no network.
+    /// A MUST or a definition of the specification, or a condition without which containers have no
+    /// network.
     Required,
     /// A SHOULD of the specification, or a promise of the plugin's documentation.
     Recommended,
@@ -32,7 +34,8 @@ impl Level {
 pub struct Assertion {
     pub id: &'static str,
     pub level: Level,
-    /// The ids of the clauses in `spec.rs` that it follows from, separated by spaces, the most important first.
+    /// The ids of the clauses in `spec.rs` that it follows from, separated by spaces, the most
+    /// important first.
     pub clauses: &'static str,
     pub text: &'static str,
     /// The consequence of a violation.

@@ -71,7 +71,8 @@ impl Call {
         self
     }
 
-    /// Runs the plugin in a working directory that is created, and deleted before the plugin starts.
+    /// Runs the plugin in a working directory that is created, and deleted before the plugin
+    /// starts.
     pub fn in_deleted_directory(mut self, directory: &str) -> Call {
         self.directory = Some(directory.into());
         self
@@ -110,7 +111,8 @@ impl Call {
                 Ok(())
             };
             #[expect(unsafe_code, reason = "code between fork and exec is unsafe by its nature")]
-            // SAFETY: at the fork the other threads of a case wait for pipes; none holds a lock of the allocator.
+            // SAFETY: at the fork the other threads of a case wait for pipes; none holds a lock of
+            // the allocator.
             unsafe {
                 command.pre_exec(prepare);
             }
@@ -124,8 +126,8 @@ impl Call {
         thread::spawn(move || drop(stdin.as_mut().map(|pipe| pipe.write_all(&bytes))))
     }
 
-    /// Runs the plugin up to its system call `point` and kills it there, without reading its output. Returns the
-    /// number of system calls.
+    /// Runs the plugin up to its system call `point` and kills it there, without reading its
+    /// output. Returns the number of system calls.
     pub fn run_until(&self, point: u64) -> Result<u64> {
         let mut command = self.command();
         let child = kill::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()));
@@ -197,7 +199,8 @@ impl Answer {
         self.status == Some(0)
     }
 
-    /// Whether the call failed as the specification defines it: with an exit status other than 0, not by a signal.
+    /// Whether the call failed as the specification defines it: with an exit status other than 0,
+    /// not by a signal.
     pub fn failed(&self) -> bool {
         self.status.is_some_and(|status| status != 0)
     }

@@ -54,7 +54,8 @@ mod tests {
         }
     }
 
-    /// An assertion that follows only from a SHOULD is required only if its violation takes the network of a container.
+    /// An assertion that follows only from a SHOULD is required only if its violation takes the
+    /// network of a container.
     #[test]
     fn no_level_is_above_that_of_the_text() {
         for assertion in all().filter(|assertion| assertion.level == Level::Required) {

@@ -1,4 +1,5 @@
-//! Kills a plugin at a chosen system call: ptrace(2) counts the calls of the process, its threads and its descendants.
+//! Kills a plugin at a chosen system call: ptrace(2) counts the calls of the process, its threads
+//! and its descendants.
 
 use std::collections::HashSet;
 use std::io;
@@ -22,8 +23,9 @@ pub fn spawn(command: &mut Command) -> io::Result<Child> {
     command.spawn()
 }
 
-/// Kills the plugin and its descendants at the entry of system call `number`, counted from 0. Returns the number of
-/// calls before that, fewer than `number` if the plugin exited first. Needs a child of [`spawn`] on the same thread.
+/// Kills the plugin and its descendants at the entry of system call `number`, counted from 0.
+/// Returns the number of calls before that, fewer than `number` if the plugin exited first. Needs a
+/// child of [`spawn`] on the same thread.
 pub fn kill_at(plugin: &Child, number: u64) -> nix::Result<u64> {
     let first = Pid::from_raw(i32::try_from(plugin.id()).unwrap_or(i32::MAX));
     // The process stops at exec.

@@ -17,7 +17,8 @@
 //! | `options.rs` | the command line |
 //! | `run.rs` | discovery of plugins, and the cases, each in its own process |
 //!
-//! The suite shares no code with the plugins of this project, so that its verdicts about them are independent.
+//! The suite shares no code with the plugins of this project, so that its verdicts about them are
+//! independent.
 
 mod assertion;
 mod call;

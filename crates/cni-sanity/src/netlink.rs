@@ -1,5 +1,5 @@
-//! The suite's own netlink client: rtnetlink and `nf_tables` requests, independent of the code of any plugin. Each
-//! request uses a new socket in the network namespace of the calling thread.
+//! The suite's own netlink client: rtnetlink and `nf_tables` requests, independent of the code of
+//! any plugin. Each request uses a new socket in the network namespace of the calling thread.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -16,8 +16,8 @@ use rtnetlink::packet_route::RouteNetlinkMessage;
 const ERROR: u16 = 2;
 const DONE: u16 = 3;
 
-/// `NFNL_SUBSYS_NFTABLES` of `linux/netfilter/nfnetlink.h`; `NFT_MSG_DELTABLE` and `NFT_MSG_GETRULE` of
-/// `linux/netfilter/nf_tables.h`.
+/// `NFNL_SUBSYS_NFTABLES` of `linux/netfilter/nfnetlink.h`; `NFT_MSG_DELTABLE` and
+/// `NFT_MSG_GETRULE` of `linux/netfilter/nf_tables.h`.
 const NFTABLES: u16 = 10;
 const DELETE_TABLE: u16 = NFTABLES << 8 | 2;
 const GET_RULES: u16 = NFTABLES << 8 | 7;

@@ -15,8 +15,9 @@ use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage as Message};
 
 use super::{Result, context, netlink};
 
-/// Attributes of a rule that differ between two equal rules: `NFTA_RULE_HANDLE`, `NFTA_RULE_POSITION` and
-/// `NFTA_RULE_PAD`, with which kernels for some architectures align what follows in a dump.
+/// Attributes of a rule that differ between two equal rules: `NFTA_RULE_HANDLE`,
+/// `NFTA_RULE_POSITION` and `NFTA_RULE_PAD`, with which kernels for some architectures align what
+/// follows in a dump.
 const RULE_HANDLE: u16 = 3;
 const RULE_POSITION: u16 = 6;
 const RULE_PAD: u16 = 8;
@@ -122,7 +123,8 @@ pub struct Route {
     pub table: u32,
 }
 
-/// The unicast routes of the calling thread's namespace, without the kernel's local and broadcast routes.
+/// The unicast routes of the calling thread's namespace, without the kernel's local and broadcast
+/// routes.
 pub fn routes() -> Result<Vec<Route>> {
     let route = |message| match message {
         Message::NewRoute(route) if route.header.kind == RouteType::Unicast => {
@@ -163,8 +165,8 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// The state of a namespace, one line for each object: an object that a plugin leaves behind is a line that only the
-/// later of two snapshots has.
+/// The state of a namespace, one line for each object: an object that a plugin leaves behind is a
+/// line that only the later of two snapshots has.
 #[derive(Debug)]
 pub struct Snapshot(BTreeSet<String>);
 

@@ -75,8 +75,8 @@ pub const KINDS: [Kind; 23] = [
     kind("flannel", Profile::Foreign, Needs::Nothing, false),
 ];
 
-/// The ranges of host-local for a type. Interfaces on the uplink use the subnets of the uplink, so that the other host
-/// answers.
+/// The ranges of host-local for a type. Interfaces on the uplink use the subnets of the uplink, so
+/// that the other host answers.
 fn ranges(kind: &str) -> Value {
     match kind {
         "macvlan" | "ipvlan" => json!([

@@ -1,5 +1,5 @@
-//! A plugin that records its calls and prints prepared answers, so that the suite observes the calls of delegating
-//! plugins. It is this executable under another name.
+//! A plugin that records its calls and prints prepared answers, so that the suite observes the
+//! calls of delegating plugins. It is this executable under another name.
 
 use std::collections::BTreeMap;
 use std::env;

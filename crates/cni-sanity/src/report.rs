@@ -152,7 +152,8 @@ impl Report {
         joined(&lines)
     }
 
-    /// The Test Anything Protocol, version 13. A failure of another level than `required` is a TODO.
+    /// The Test Anything Protocol, version 13. A failure of another level than `required` is a
+    /// TODO.
     pub fn tap(&self) -> String {
         let mut lines = vec![format!("TAP version 13\n1..{}", self.verdicts().count())];
         for (number, (Outcome { kind, version, .. }, verdict)) in (1..).zip(self.verdicts()) {

@@ -1,4 +1,5 @@
-//! Discovery of plugins, and the execution of their cases, each in its own process, several in parallel.
+//! Discovery of plugins, and the execution of their cases, each in its own process, several in
+//! parallel.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -86,8 +87,8 @@ fn progress(done: usize, total: usize) {
     }
 }
 
-/// The cases of the plugins in the directory for each version to test, and the verdicts on whether VERSION lists the
-/// version: a requested version that is not listed is a failure.
+/// The cases of the plugins in the directory for each version to test, and the verdicts on whether
+/// VERSION lists the version: a requested version that is not listed is a failure.
 fn discover(directory: &Path, options: &Options) -> Result<(VecDeque<Case>, Vec<Outcome>)> {
     let mut kinds: Vec<Kind> =
         KINDS.into_iter().filter(|kind| directory.join(kind.name).exists()).collect();

@@ -1,5 +1,5 @@
-//! The clauses of SPEC.md 1.1.0 that bind plugins or runtimes, in the order of SPEC.md and in words of this project.
-//! Assertions follow from them; a clause without an assertion has a reason.
+//! The clauses of SPEC.md 1.1.0 that bind plugins or runtimes, in the order of SPEC.md and in words
+//! of this project. Assertions follow from them; a clause without an assertion has a reason.
 
 /// How strongly a clause binds, by the words of RFC 2119 in its text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -78,8 +78,8 @@ fn checksum(bytes: &[u8]) -> u16 {
     !u16::try_from(sum).unwrap_or_default()
 }
 
-/// Whether a TCP connection from the namespace `from` to `to` reaches a server in `server` at `port`; returns the
-/// source address that the server sees.
+/// Whether a TCP connection from the namespace `from` to `to` reaches a server in `server` at
+/// `port`; returns the source address that the server sees.
 pub fn tcp(
     from: &Netns,
     to: SocketAddr,
@@ -121,8 +121,8 @@ fn any(family: SocketAddr, port: u16) -> SocketAddr {
     SocketAddr::new(ip, port)
 }
 
-/// Whether a datagram from the namespace `from` to `to` reaches a server in `server` at `port`, and its answer comes
-/// back.
+/// Whether a datagram from the namespace `from` to `to` reaches a server in `server` at `port`, and
+/// its answer comes back.
 pub fn udp(
     from: &Netns,
     to: SocketAddr,

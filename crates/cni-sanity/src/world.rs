@@ -1,5 +1,5 @@
-//! The node of a case: mount and network namespaces that isolate plugins from the machine, an uplink to another host,
-//! and namespaces of containers.
+//! The node of a case: mount and network namespaces that isolate plugins from the machine, an
+//! uplink to another host, and namespaces of containers.
 
 use std::fs::{self, File};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -60,7 +60,8 @@ pub struct Netns {
     pub path: PathBuf,
 }
 
-/// Creates the node and moves this process, which must be single-threaded, into it. The node ends with the process.
+/// Creates the node and moves this process, which must be single-threaded, into it. The node ends
+/// with the process.
 pub fn enter() -> Result<()> {
     become_root()?;
     context(unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET), "unshare")?;

@@ -5,9 +5,10 @@
 //! add-network /etc/cni/net.d pods /run/netns/testing eth1
 //! ```
 //!
-//! `DIR` is the directory of configurations, `IFNAME` defaults to `eth0`. `CNI_PATH` lists the directories of
-//! plugins, default /opt/cni/bin. The container ID is the file name of the namespace. Prints one address
-//! per line in CIDR notation. Exit status: 0, or 1 with the reason on stderr.
+//! `DIR` is the directory of configurations, `IFNAME` defaults to `eth0`. `CNI_PATH` lists the
+//! directories of plugins, default /opt/cni/bin. The container ID is the file name of the
+//! namespace. Prints one address per line in CIDR notation. Exit status: 0, or 1 with the reason on
+//! stderr.
 //!
 //! `cnitool del NETWORK NETNS --container-id NAME` detaches it: both use the cache in /var/lib/cni.
 

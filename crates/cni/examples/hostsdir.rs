@@ -1,10 +1,12 @@
-//! A chained plugin of some forty lines: a file of hosts(5) for each attachment, for dnsmasq's `hostsdir`.
+//! A chained plugin of some forty lines: a file of hosts(5) for each attachment, for dnsmasq's
+//! `hostsdir`.
 //!
 //! ```json
 //! {"type": "hostsdir", "directory": "/run/hosts.d"}
 //! ```
 //!
-//! The name of a container is its id. DEL, GC and STATUS succeed without the directory, which ADD creates.
+//! The name of a container is its id. DEL, GC and STATUS succeed without the directory, which ADD
+//! creates.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

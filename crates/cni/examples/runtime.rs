@@ -5,8 +5,9 @@
 //! runtime /etc/cni/net.d/10-pods.conflist ip address show eth0
 //! ```
 //!
-//! `CNI_PATH` lists the directories of plugins, default /opt/cni/bin. Prints the result of ADD, followed by the output
-//! of the command. Exit status: that of the command, or 1 with the reason on stderr.
+//! `CNI_PATH` lists the directories of plugins, default /opt/cni/bin. Prints the result of ADD,
+//! followed by the output of the command. Exit status: that of the command, or 1 with the reason on
+//! stderr.
 
 use std::env;
 use std::fs::File;

@@ -1,4 +1,5 @@
-//! `CNI_ARGS`: `KEY=VALUE` pairs joined with `;`; deprecated by the specification, set by every runtime.
+//! `CNI_ARGS`: `KEY=VALUE` pairs joined with `;`; deprecated by the specification, set by every
+//! runtime.
 
 use crate::error::{Error, Result};
 
@@ -7,9 +8,10 @@ use crate::error::{Error, Result};
 pub struct CniArgPairs(Vec<(String, String)>);
 
 impl CniArgPairs {
-    /// Parses `text` for a plugin with the keys `known`. Another key is an error unless the pairs contain
-    /// `IgnoreUnknown` with `1` or `true`, at any position (runtimes emit the pairs in random order). As in the
-    /// reference plugins, every pair has exactly one `=`, and no pair is empty.
+    /// Parses `text` for a plugin with the keys `known`. Another key is an error unless the pairs
+    /// contain `IgnoreUnknown` with `1` or `true`, at any position (runtimes emit the pairs in
+    /// random order). As in the reference plugins, every pair has exactly one `=`, and no pair
+    /// is empty.
     ///
     /// ```
     /// # use cnibox_cni::args::CniArgPairs;
@@ -47,7 +49,8 @@ impl CniArgPairs {
         Ok(CniArgPairs(recognised))
     }
 
-    /// The last value of `key`, which is case-sensitive, parsed by `parse`. An empty value is no request.
+    /// The last value of `key`, which is case-sensitive, parsed by `parse`. An empty value is no
+    /// request.
     ///
     /// ```
     /// # use cnibox_cni::args::CniArgPairs;

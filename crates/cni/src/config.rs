@@ -126,7 +126,8 @@ impl NetworkConfig {
         Ok(())
     }
 
-    /// Decodes the remaining common keys; code 6 if one is of the wrong type, or, with `report`, as if it were absent.
+    /// Decodes the remaining common keys; code 6 if one is of the wrong type, or, with `report`, as
+    /// if it were absent.
     #[doc(hidden)]
     pub fn read_common(&mut self, report: Option<&dyn Fn(&Error)>) -> Result<()> {
         let common: CommonConfigKeys = self.decode_keys(report)?;
@@ -139,7 +140,8 @@ impl NetworkConfig {
         Ok(())
     }
 
-    /// The plugin's own keys. A key of the wrong type is an error with code 6, or, with `report`, as if it were absent.
+    /// The plugin's own keys. A key of the wrong type is an error with code 6, or, with `report`,
+    /// as if it were absent.
     ///
     /// ```
     /// # use cnibox_cni::NetworkConfig;
@@ -163,8 +165,8 @@ impl NetworkConfig {
         keys.map_err(|e| e.context("failed to load netconf"))
     }
 
-    /// The key `prevResult`, whose layout is that of `version`; with `report`, any result counts, and one that does not
-    /// decode is as if it were absent.
+    /// The key `prevResult`, whose layout is that of `version`; with `report`, any result counts,
+    /// and one that does not decode is as if it were absent.
     ///
     /// ```
     /// # use cnibox_cni::{NetworkConfig, SpecVersion};
@@ -207,9 +209,10 @@ impl NetworkConfig {
         matches!(capabilities, Some(Json::Object(members)) if members.iter().any(is_wanted))
     }
 
-    /// The attachments that GC has to keep; `None` if the request has no such key. libcni writes the empty list as
-    /// `null`. `cni.dev/attachments`, the key in the text of 1.1.0, is a fallback. A list that does not decode is an
-    /// error: counted as absent or incomplete it would make valid attachments stale.
+    /// The attachments that GC has to keep; `None` if the request has no such key. libcni writes
+    /// the empty list as `null`. `cni.dev/attachments`, the key in the text of 1.1.0, is a
+    /// fallback. A list that does not decode is an error: counted as absent or incomplete it
+    /// would make valid attachments stale.
     ///
     /// ```
     /// # use cnibox_cni::NetworkConfig;

@@ -187,7 +187,8 @@ impl Error {
         &self.details
     }
 
-    /// Fails with one error for several: the first one's code and details, all messages joined with `; `.
+    /// Fails with one error for several: the first one's code and details, all messages joined with
+    /// `; `.
     ///
     /// ```
     /// # use cnibox_cni::{Error, ErrorCode};
@@ -255,7 +256,8 @@ pub fn errno_text(errno: Errno) -> String {
     }
 }
 
-/// The remedy for a failed operation on a file, by its errno; empty if the remedy depends on the operation.
+/// The remedy for a failed operation on a file, by its errno; empty if the remedy depends on the
+/// operation.
 fn io_remedy(cause: &io::Error) -> &'static str {
     match cause.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EROFS) => "its file system is mounted read-only: mount it read-write",

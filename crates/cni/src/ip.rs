@@ -1,7 +1,7 @@
 //! Addresses and prefixes in CNI's notation, with functions for serde's `deserialize_with`.
 //!
-//! Host bits are kept (`10.1.0.5/16`). An IPv4-mapped IPv6 address is read as the IPv4 address. Leading zeros and
-//! zones are refused.
+//! Host bits are kept (`10.1.0.5/16`). An IPv4-mapped IPv6 address is read as the IPv4 address.
+//! Leading zeros and zones are refused.
 
 use std::net::IpAddr;
 
@@ -70,7 +70,8 @@ pub fn deserialize_cidr<'de, D: Deserializer<'de>>(d: D) -> Result<IpNet, D::Err
     parse_cidr(&String::deserialize(d)?).map_err(D::Error::custom)
 }
 
-/// Deserializes a list of addresses, each with or without a prefix, which is dropped. An empty text is no request.
+/// Deserializes a list of addresses, each with or without a prefix, which is dropped. An empty text
+/// is no request.
 pub fn deserialize_requested<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<IpAddr>, D::Error> {
     let texts = Vec::<String>::deserialize(d)?;
     let given = texts.iter().filter(|text| !text.trim().is_empty());

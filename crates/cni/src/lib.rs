@@ -1,5 +1,4 @@
 //! The Container Network Interface (CNI) for Rust: for container runtimes, and for plugins.
-//!
 #![doc = include_str!("../README.md")]
 #![warn(missing_docs)]
 

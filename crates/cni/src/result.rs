@@ -1,4 +1,5 @@
-//! The result of ADD: one model for all versions, its layouts in JSON, and the conversions between versions.
+//! The result of ADD: one model for all versions, its layouts in JSON, and the conversions between
+//! versions.
 //!
 //! Plugins work on [`CniResult`] in the newest form. [`CniResult::decode`] reads any version into
 //! it, [`CniResult::convert_to`] drops the data that another version cannot represent, and
@@ -15,8 +16,9 @@ use crate::error::{Error, ErrorCode, Result};
 use crate::json::Json;
 use crate::sort::sort_by_key;
 
-/// The result of an ADD (spec, section 5). The fields of this struct and of its parts are in the order of the 0.x
-/// layouts; since 1.0.0 the keys of every object are sorted, as the reference prints them.
+/// The result of an ADD (spec, section 5). The fields of this struct and of its parts are in the
+/// order of the 0.x layouts; since 1.0.0 the keys of every object are sorted, as the reference
+/// prints them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CniResult {
@@ -203,7 +205,8 @@ impl CniResult {
         decode_as_version(json, version)
     }
 
-    /// Decodes a `prevResult`. Its `cniVersion`, if any, must have the layout of the configuration's version.
+    /// Decodes a `prevResult`. Its `cniVersion`, if any, must have the layout of the
+    /// configuration's version.
     ///
     /// ```
     /// # use cnibox_cni::{CniResult, Json, SpecVersion};
@@ -271,8 +274,8 @@ impl CniResult {
 
     /// The same result within the limits of `to`.
     ///
-    /// Fails if `to` is 0.1.0 or 0.2.0 and there is no address, because those layouts consist of addresses only.
-    /// A result that was decoded from such a version passes unchanged.
+    /// Fails if `to` is 0.1.0 or 0.2.0 and there is no address, because those layouts consist of
+    /// addresses only. A result that was decoded from such a version passes unchanged.
     ///
     /// ```
     /// # use cnibox_cni::{CniResult, Json, SpecVersion};
@@ -365,7 +368,8 @@ impl Default for CniResult {
     }
 }
 
-/// The `cniVersion` of a result; `None` if it is absent or empty. The reference refuses an empty one since 0.3.0.
+/// The `cniVersion` of a result; `None` if it is absent or empty. The reference refuses an empty
+/// one since 0.3.0.
 fn written_version(json: &Json) -> Result<Option<&str>> {
     match json.get_present_member("cniVersion") {
         None => Ok(None),
@@ -410,8 +414,8 @@ fn decode_as_version(json: &Json, version: SpecVersion) -> Result<CniResult> {
 }
 
 impl IpConfig {
-    /// The gateway; `None` also for the unspecified address, with which route-override shows that it has deleted the
-    /// default route.
+    /// The gateway; `None` also for the unspecified address, with which route-override shows that
+    /// it has deleted the default route.
     #[doc(hidden)]
     pub fn usable_gateway(&self) -> Option<IpAddr> {
         self.gateway.filter(|gateway| !gateway.is_unspecified())

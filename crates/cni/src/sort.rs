@@ -1,5 +1,6 @@
-//! Stable sorting with one copy of the code for all types: the standard library's has four kilobytes for each sorted
-//! type, a fortieth of the executable in total. `collect` to a set sorts as well.
+//! Stable sorting with one copy of the code for all types: the standard library's has four
+//! kilobytes for each sorted type, a fortieth of the executable in total. `collect` to a set sorts
+//! as well.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;

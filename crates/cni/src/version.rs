@@ -135,8 +135,8 @@ impl From<SpecVersion> for VersionNumber {
     }
 }
 
-/// The version of `supported`, which is ascending, that the author of `text` probably means: the same number in another
-/// spelling, else the next older one, else the oldest.
+/// The version of `supported`, which is ascending, that the author of `text` probably means: the
+/// same number in another spelling, else the next older one, else the oldest.
 #[doc(hidden)]
 pub fn nearest_supported(text: &str, supported: &[SpecVersion]) -> Option<SpecVersion> {
     let wanted = parse_parts(text.trim().trim_start_matches(['v', 'V'])).map(VersionNumber);

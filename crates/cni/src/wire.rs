@@ -56,7 +56,8 @@ pub fn decode_plugin_error(failure: &PluginFailure<'_>) -> Error {
     }
 }
 
-/// The text of the error object, indented by four spaces, without a newline at the end. Empty `details` are left out.
+/// The text of the error object, indented by four spaces, without a newline at the end. Empty
+/// `details` are left out.
 pub fn error_text(error: &Error, version: SpecVersion) -> String {
     let (msg, details) = (error.message().to_owned(), error.details().to_owned());
     json::encode_pretty(&ErrorObject { version, code: error.code().0, msg, details })

@@ -1,10 +1,11 @@
-//! Dropping privileges before the first packet is received: all capabilities but a few, new privileges, the system
-//! calls that take over a node, and with Landlock all files but those of leases.
+//! Dropping privileges before the first packet is received: all capabilities but a few, new
+//! privileges, the system calls that take over a node, and with Landlock all files but those of
+//! leases.
 //!
-//! The daemon parses packets of a hostile segment for weeks, so an exploited parser must not endanger more than leases.
-//! User 0 owns the files of the node, whatever its capabilities: only Landlock keeps them from being written.
-//! The units in `packaging/systemd` confine the daemon further; a daemon that is started on demand has no other
-//! confinement.
+//! The daemon parses packets of a hostile segment for weeks, so an exploited parser must not
+//! endanger more than leases. User 0 owns the files of the node, whatever its capabilities: only
+//! Landlock keeps them from being written. The units in `packaging/systemd` confine the daemon
+//! further; a daemon that is started on demand has no other confinement.
 
 use std::path::Path;
 
@@ -25,8 +26,8 @@ const KEPT_CAPABILITIES: CapabilitySet = CapabilitySet::SYS_ADMIN // entering na
     .union(CapabilitySet::NET_RAW) // frames, and sockets of one interface
     .union(CapabilitySet::NET_BIND_SERVICE); // ports 68 and 546
 
-/// The allowed address families of new sockets: leases, netlink, frames. A unix socket could reach the container
-/// runtime.
+/// The allowed address families of new sockets: leases, netlink, frames. A unix socket could reach
+/// the container runtime.
 const FAMILIES: [i32; 4] = [libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_PACKET];
 
 /// The flags of clone(2) that create namespaces.
@@ -40,13 +41,15 @@ const NEW_NAMESPACES: [i32; 7] = [
     libc::CLONE_NEWCGROUP,
 ];
 
-/// The argument of clone(2) with the flags: the second where the kernel has `CONFIG_CLONE_BACKWARDS2`.
+/// The argument of clone(2) with the flags: the second where the kernel has
+/// `CONFIG_CLONE_BACKWARDS2`.
 const CLONE_FLAGS: u32 = if cfg!(target_arch = "s390x") { 1 } else { 0 };
 
 /// clone3(2), of the same number on every architecture.
 const CLONE3: u32 = 435;
 
-// Missing in libc for some targets; `include/uapi/asm-generic/unistd.h` and `arch/s390/kernel/syscalls/syscall.tbl`.
+// Missing in libc for some targets; `include/uapi/asm-generic/unistd.h` and
+// `arch/s390/kernel/syscalls/syscall.tbl`.
 #[cfg(any(target_arch = "aarch64", target_arch = "riscv64"))]
 const SYS_KEXEC_FILE_LOAD: c_long = 294;
 #[cfg(target_arch = "s390x")]
@@ -135,7 +138,8 @@ const REFUSED: &[c_long] = &[
     libc::SYS_rtas,
 ];
 
-/// The calls of [`REFUSED`] that 32-bit architectures have a second time, with 32-bit user ids and with 64-bit times.
+/// The calls of [`REFUSED`] that 32-bit architectures have a second time, with 32-bit user ids and
+/// with 64-bit times.
 #[cfg(target_arch = "arm")]
 const REFUSED_ON_32_BITS: &[c_long] = &[
     libc::SYS_setuid32,
@@ -156,12 +160,13 @@ const REFUSED_ON_32_BITS: &[c_long] = &[];
 pub(super) struct WritableFiles<'a> {
     /// The directory of leases.
     pub(super) leases: &'a Path,
-    /// Files that are removed at the end. Landlock has no smaller permission than removing any file below their
-    /// directories.
+    /// Files that are removed at the end. Landlock has no smaller permission than removing any
+    /// file below their directories.
     pub(super) removed: &'a [Option<&'a Path>],
 }
 
-/// Drops privileges of this thread and of the threads that it will start. No other thread may exist.
+/// Drops privileges of this thread and of the threads that it will start. No other thread may
+/// exist.
 pub(super) fn drop_privileges(files: &WritableFiles<'_>) -> Result<()> {
     drop_capabilities()?;
     if restrict_files(files).map_err(|e| Error::internal(format!("restrict files: {e}")))?.ruleset
@@ -200,8 +205,8 @@ fn drop_capabilities() -> Result<()> {
     thread::set_capabilities(None, sets).map_err(system("drop capabilities"))
 }
 
-/// Refuses all changes of files but those of `files`, as far as the kernel can. Landlock also refuses mounts, and
-/// access to other processes through procfs.
+/// Refuses all changes of files but those of `files`, as far as the kernel can. Landlock also
+/// refuses mounts, and access to other processes through procfs.
 fn restrict_files(files: &WritableFiles<'_>) -> Result<RestrictionStatus, RulesetError> {
     let changes = AccessFs::from_write(ABI::V5);
     let rules = Ruleset::default().handle_access(changes)?.scope(Scope::from_all(ABI::V6))?;
@@ -238,14 +243,16 @@ fn refused_calls() -> Vec<RefusedCall> {
         // A process signals itself when it aborts.
         refuse(libc::SYS_tgkill, Condition::IsNoneOf(0, own_process)),
         refuse(libc::SYS_ioctl, Condition::IsOneOf(1, typing)),
-        // The multiplexer that glibc uses for s390x: without socket and socketpair, the numbers of `linux/net.h`.
+        // The multiplexer that glibc uses for s390x: without socket and socketpair, the numbers of
+        // `linux/net.h`.
         #[cfg(any(target_arch = "powerpc64", target_arch = "s390x"))]
         refuse(libc::SYS_socketcall, Condition::IsOneOf(0, vec![1, 8])),
     ];
     always.chain(some).collect()
 }
 
-/// The number of a system call or ioctl, whose types in libc differ. `u32::MAX` is the number of none.
+/// The number of a system call or ioctl, whose types in libc differ. `u32::MAX` is the number of
+/// none.
 fn number(number: impl TryInto<u32>) -> u32 {
     number.try_into().unwrap_or(u32::MAX)
 }

@@ -1,8 +1,8 @@
 //! `dhcp daemon`: maintains the leases of all containers of the node.
 //!
-//! One thread with a task per lease; a short-lived thread enters a namespace to open a socket there. Leases are on disk
-//! before the plugin gets a reply, so the daemon can be killed at any time, and the next daemon resumes them.
-//! `docs/decisions/0008-dhcp-daemon.md`.
+//! One thread with a task per lease; a short-lived thread enters a namespace to open a socket
+//! there. Leases are on disk before the plugin gets a reply, so the daemon can be killed at any
+//! time, and the next daemon resumes them. `docs/decisions/0008-dhcp-daemon.md`.
 //!
 //! | file | |
 //! | --- | --- |

@@ -1,7 +1,7 @@
 //! The threads in a network namespace, as procfs shows them.
 //!
-//! That none is seen proves nothing: a descriptor or a mount of another process may keep the namespace alive. It decides
-//! only whether the daemon lets go of the namespace.
+//! That none is seen proves nothing: a descriptor or a mount of another process may keep the
+//! namespace alive. It decides only whether the daemon lets go of the namespace.
 
 use std::collections::HashMap;
 use std::fs::{self, Metadata};
@@ -14,7 +14,8 @@ use nix::errno::Errno;
 
 /// The link to the namespace of a thread, which needs `CAP_SYS_PTRACE`.
 pub(super) const NAMESPACE: &str = "ns/net";
-/// A file of the namespace of a thread. It is the same one for all threads in the namespace, and needs no capability.
+/// A file of the namespace of a thread. It is the same one for all threads in the namespace, and
+/// needs no capability.
 const FILE: &str = "net/dev";
 const PROCESSES: &str = "/proc";
 const OWN_THREAD: &str = "/proc/thread-self";
@@ -24,8 +25,8 @@ pub(super) fn is_visible(process: u32) -> bool {
     Path::new(PROCESSES).join(process.to_string()).join(FILE).metadata().is_ok()
 }
 
-/// A thread of another process in the namespace of the calling thread, as a directory of procfs: `known`, if it is still
-/// there. An error says nothing.
+/// A thread of another process in the namespace of the calling thread, as a directory of procfs:
+/// `known`, if it is still there. An error says nothing.
 pub(super) fn find_in_namespace(known: Option<PathBuf>) -> io::Result<Option<PathBuf>> {
     let wanted = device_and_inode(&fs::metadata(Path::new(OWN_THREAD).join(FILE))?);
     let is_here = |thread: &Path| read_number(thread, FILE).map(|number| number == Some(wanted));

@@ -85,8 +85,8 @@ pub(super) fn parse_arguments(args: Vec<String>) -> Result<ParsedCommandLine> {
     options::parse_args(as_long_options(args), OPTIONS)
 }
 
-/// Converts options as Go's `flag` accepts them: with one dash, and switches with a value. The argument after an option
-/// that needs a value is its value, even with a leading dash.
+/// Converts options as Go's `flag` accepts them: with one dash, and switches with a value. The
+/// argument after an option that needs a value is its value, even with a leading dash.
 fn as_long_options(args: Vec<String>) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     let mut is_value = false;

@@ -146,8 +146,8 @@ impl LeaseRegistry {
         self.records.remove_record(key)
     }
 
-    /// Runs `work` with the interface's present name in the container's namespace. Runs nothing in a namespace with
-    /// another cookie than the recorded one.
+    /// Runs `work` with the interface's present name in the container's namespace. Runs nothing in
+    /// a namespace with another cookie than the recorded one.
     pub(super) async fn run_in_namespace<T: Send + 'static>(
         &self,
         sandbox: &LeaseSandbox,

@@ -26,8 +26,8 @@ use cni::CniResult;
 use cni::error::{Error, Result};
 
 impl LeaseRegistry {
-    /// The leases on disk, with their namespaces. For the start, while opening those of processes is permitted. A
-    /// namespace that is not found now is looked for by the task of its lease.
+    /// The leases on disk, with their namespaces. For the start, while opening those of processes
+    /// is permitted. A namespace that is not found now is looked for by the task of its lease.
     pub(super) fn open_recorded_leases(
         options: &DaemonOptions,
         records: &DhcpRecordStore,
@@ -121,8 +121,8 @@ impl LeaseRegistry {
         handle.wait_for_lease().await
     }
 
-    /// The lease of a repeated ADD, whose interface is set up first. Also in another namespace, because the container
-    /// of the first may live. A task without a valid lease is ended.
+    /// The lease of a repeated ADD, whose interface is set up first. Also in another namespace,
+    /// because the container of the first may live. A task without a valid lease is ended.
     async fn existing_lease(
         &self,
         request: &DaemonRequest,
@@ -186,7 +186,8 @@ impl LeaseRegistry {
         }
     }
 
-    /// Releases the leases of `wanted`. A DEL of the process that has repeated the ADD rolls that one back.
+    /// Releases the leases of `wanted`. A DEL of the process that has repeated the ADD rolls that
+    /// one back.
     async fn release_matching(&self, wanted: &dyn Fn(&DhcpLeaseKey) -> bool, process: Option<u32>) {
         let leases = self.leases.borrow().clone();
         let leases = leases.iter().filter(|(key, _)| wanted(key));

@@ -1,7 +1,8 @@
 //! Seccomp filters: programs of classic BPF that refuse system calls by number and by one argument.
 //!
-//! The program is generated for the architecture of an `AUDIT_ARCH_*` value, whose byte order is the order of the words
-//! of `struct seccomp_data`. Firecracker's crate seccompiler knows neither s390x nor 32 bits nor ppc64le.
+//! The program is generated for the architecture of an `AUDIT_ARCH_*` value, whose byte order is
+//! the order of the words of `struct seccomp_data`. Firecracker's crate seccompiler knows neither
+//! s390x nor 32 bits nor ppc64le.
 
 use std::io;
 
@@ -11,10 +12,12 @@ use nix::libc::{self, sock_filter};
 /// Flags of `AUDIT_ARCH_*` in `linux/audit.h`; without the second the architecture is big-endian.
 const AUDIT_64_BITS: u32 = 0x8000_0000;
 const AUDIT_LITTLE_ENDIAN: u32 = 0x4000_0000;
-/// Numbers from this one on are x32 system calls: those of x86-64 with other numbers. No other architecture has them.
+/// Numbers from this one on are x32 system calls: those of x86-64 with other numbers. No other
+/// architecture has them.
 const X32: u32 = 0x4000_0000;
 
-/// Offsets in `struct seccomp_data` (`linux/seccomp.h`): `int nr; __u32 arch; __u64 instruction_pointer, args[6]`.
+/// Offsets in `struct seccomp_data` (`linux/seccomp.h`): `int nr; __u32 arch; __u64
+/// instruction_pointer, args[6]`.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
 const ARGUMENTS: u32 = 16;
@@ -33,8 +36,8 @@ pub(super) struct RefusedCall {
     pub(super) condition: Condition,
 }
 
-/// When a system call is refused. Arguments are given by index; their lower 32 bits count, as in the kernel for all
-/// arguments that are of type `int`, and for the flags of clone(2).
+/// When a system call is refused. Arguments are given by index; their lower 32 bits count, as in
+/// the kernel for all arguments that are of type `int`, and for the flags of clone(2).
 #[derive(Debug)]
 pub(super) enum Condition {
     Always,
@@ -62,7 +65,8 @@ pub(super) fn native_architecture() -> Option<u32> {
     Some(u32::from(machine) | bits | order)
 }
 
-/// The program that refuses `calls`, kills the process at a system call of another architecture, and allows the rest.
+/// The program that refuses `calls`, kills the process at a system call of another architecture,
+/// and allows the rest.
 pub(super) fn compile_filter(architecture: u32, calls: &[RefusedCall]) -> Vec<sock_filter> {
     let is_little_endian = architecture & AUDIT_LITTLE_ENDIAN != 0;
     let mut program = vec![
@@ -82,8 +86,8 @@ pub(super) fn compile_filter(architecture: u32, calls: &[RefusedCall]) -> Vec<so
     program
 }
 
-/// The instructions for one system call, which end with a decision. `low` is the offset of the lower half of a 64-bit
-/// word.
+/// The instructions for one system call, which end with a decision. `low` is the offset of the
+/// lower half of a 64-bit word.
 fn compile_call(call: &RefusedCall, low: u32) -> Vec<sock_filter> {
     let (refuse, allow) = (refusal(call.errno), instruction(RETURN, libc::SECCOMP_RET_ALLOW));
     let (argument, test, values, otherwise, matched) = match &call.condition {
@@ -110,7 +114,8 @@ fn instruction(code: u32, k: u32) -> sock_filter {
 
 /// A test that skips `then` instructions if it holds, or else `otherwise` instructions.
 fn jump(code: u32, k: u32, then: usize, otherwise: usize) -> sock_filter {
-    // All codes of classic BPF are below 256, and so are the distances within the few instructions of a system call.
+    // All codes of classic BPF are below 256, and so are the distances within the few instructions
+    // of a system call.
     let code = u16::try_from(code).unwrap_or(u16::MAX);
     let [jt, jf] = [then, otherwise].map(|distance| u8::try_from(distance).unwrap_or(u8::MAX));
     sock_filter { code, jt, jf, k }
@@ -120,20 +125,23 @@ fn refusal(errno: Errno) -> sock_filter {
     instruction(RETURN, libc::SECCOMP_RET_ERRNO | errno as u32)
 }
 
-/// Installs the filter for this thread and the threads that it will start, with `PR_SET_NO_NEW_PRIVS`.
+/// Installs the filter for this thread and the threads that it will start, with
+/// `PR_SET_NO_NEW_PRIVS`.
 #[expect(unsafe_code, reason = "nix and rustix do not have seccomp(2)")]
 pub(super) fn install_filter(mut program: Vec<sock_filter>) -> io::Result<()> {
     rustix::thread::set_no_new_privs(true)?;
     let len = program.len().try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
     let program = libc::sock_fprog { len, filter: program.as_mut_ptr() };
     let (call, operation) = (libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER);
-    // SAFETY: the kernel copies the program, which lives until the end of this function, and writes nothing.
+    // SAFETY: the kernel copies the program, which lives until the end of this function, and writes
+    // nothing.
     Errno::result(unsafe { libc::syscall(call, operation, 0, &raw const program) })?;
     Ok(())
 }
 
-/// Creates a socket by socket(2). In glibc for s390x this function uses the multiplexer socketcall(2), which has the
-/// address family in memory, where no filter can see it. This definition takes the place of glibc's.
+/// Creates a socket by socket(2). In glibc for s390x this function uses the multiplexer
+/// socketcall(2), which has the address family in memory, where no filter can see it. This
+/// definition takes the place of glibc's.
 #[cfg(all(target_arch = "s390x", target_env = "gnu"))]
 #[expect(unsafe_code, reason = "replaces a function of the C library")]
 #[unsafe(no_mangle)]

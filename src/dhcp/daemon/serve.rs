@@ -41,8 +41,8 @@ const RECOVERY: Duration = Duration::from_millis(100);
 const GO_RPC_ANSWER: &[u8] =
     b"HTTP/1.0 501 this daemon is cnibox's and serves the dhcp plugin of cnibox only\n\n";
 
-/// Takes the socket that systemd passed in `LISTEN_FDS`, or creates one at `path`, for root only. Also returns the
-/// path of a created socket, to be removed at the end.
+/// Takes the socket that systemd passed in `LISTEN_FDS`, or creates one at `path`, for root only.
+/// Also returns the path of a created socket, to be removed at the end.
 pub(super) fn open_listener(path: &Path) -> Result<(UnixListener, Option<PathBuf>)> {
     let failed = |why: String| Error::internal(format!("Error getting listener: {why}"));
     let mut passed = ListenFd::from_env();
@@ -148,8 +148,8 @@ async fn serve_connection(stream: net::UnixStream, registry: &Rc<LeaseRegistry>)
     write_reply(&stream, reply.as_bytes()).await.map_err(io_failed)
 }
 
-/// Whether the daemon sees a process, which has the number 0 if it is in no PID namespace below the daemon's. `None` if
-/// the process has ended, or procfs hides it.
+/// Whether the daemon sees a process, which has the number 0 if it is in no PID namespace below the
+/// daemon's. `None` if the process has ended, or procfs hides it.
 fn is_visible(process: u32) -> Option<bool> {
     if process == 0 {
         return Some(false);

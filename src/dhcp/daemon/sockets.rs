@@ -1,5 +1,5 @@
-//! The sockets of one lease. They are closed when the state of the client does not need them, because an open socket
-//! keeps the container's namespace alive.
+//! The sockets of one lease. They are closed when the state of the client does not need them,
+//! because an open socket keeps the container's namespace alive.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd};

@@ -1,4 +1,5 @@
-//! One lease: a task that performs the actions of the client's state machine in the container's namespace.
+//! One lease: a task that performs the actions of the client's state machine in the container's
+//! namespace.
 
 use std::fmt::Display;
 use std::pin::pin;
@@ -152,7 +153,8 @@ impl LeaseTask {
                     self.successor = None;
                     continue;
                 }
-                // Or the channel is closed, because another task has replaced this one in the registry.
+                // Or the channel is closed, because another task has replaced this one in the
+                // registry.
                 Err(Some(LeaseTaskRequest::Release) | None) => return Ok(()),
             };
             let actions = match received {

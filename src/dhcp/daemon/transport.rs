@@ -1,4 +1,5 @@
-//! Sending for one lease: sockets are opened in the container's namespace when the first message needs them.
+//! Sending for one lease: sockets are opened in the container's namespace when the first message
+//! needs them.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -17,8 +18,8 @@ use super::sockets::{send_frame, watch_readable};
 use super::task::LeaseTask;
 use cni::error::Error;
 
-/// The timeout and the poll interval of duplicate address detection for the link-local address. Waiting for the
-/// kernel's event in the namespace would need a thread for each container.
+/// The timeout and the poll interval of duplicate address detection for the link-local address.
+/// Waiting for the kernel's event in the namespace would need a thread for each container.
 const DAD_TIMEOUT: Duration = Duration::from_secs(3);
 const DAD_POLL: Duration = Duration::from_millis(100);
 
@@ -77,9 +78,10 @@ impl LeaseTask {
         send_frame(self.sockets.neighbours.as_ref(), &frame)
     }
 
-    /// Waits before the first message of DHCPv6 until the link-local address is not tentative any more, up to two
-    /// seconds after the interface is up. The timers of the client start afterwards. After an error the first
-    /// message is sent nevertheless, unless the interface is missing.
+    /// Waits before the first message of DHCPv6 until the link-local address is not tentative any
+    /// more, up to two seconds after the interface is up. The timers of the client start
+    /// afterwards. After an error the first message is sent nevertheless, unless the interface
+    /// is missing.
     pub(super) async fn wait_link_local(&mut self) -> Result<(), InterfaceError> {
         let starts = self.machine.needed_sockets() == NeededSockets::None;
         if starts && self.record.key.family == DhcpFamily::V6 {
@@ -123,8 +125,8 @@ impl LeaseTask {
         }
     }
 
-    /// Opens a socket in the namespace, and reads the interface's Ethernet address, which a chained plugin may have
-    /// changed.
+    /// Opens a socket in the namespace, and reads the interface's Ethernet address, which a chained
+    /// plugin may have changed.
     async fn open_socket<T: Send + 'static>(
         &mut self,
         open: impl FnOnce(&str) -> io::Result<T> + Send + 'static,

@@ -25,8 +25,9 @@ const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
 impl LeaseTask {
-    /// Looks whether the path leads to the namespace. If it does not, the descriptor is the way to it, and keeps it
-    /// alive: until no process has been seen in it for a while, if the daemon sees the processes of containers.
+    /// Looks whether the path leads to the namespace. If it does not, the descriptor is the way to
+    /// it, and keeps it alive: until no process has been seen in it for a while, if the daemon
+    /// sees the processes of containers.
     pub(super) async fn verify_view(&mut self) -> Result<(), InterfaceError> {
         if let Some(sandbox) = self.successor.clone() {
             // An error says nothing about it.
@@ -57,8 +58,8 @@ impl LeaseTask {
         Ok(())
     }
 
-    /// Waits until something leads to the namespace again; `false` after a request to release the lease. The end of the
-    /// namespace is proved only by the kernel.
+    /// Waits until something leads to the namespace again; `false` after a request to release the
+    /// lease. The end of the namespace is proved only by the kernel.
     pub(super) async fn wait_for_view(&mut self) -> Result<bool, LeaseTaskEnd> {
         self.sockets = LeaseSockets::default();
         let (mut wait, mut said) = (FIRST_WAIT, String::new());
@@ -104,9 +105,9 @@ impl LeaseTask {
         self.verify_interface().await
     }
 
-    /// Verifies that the namespace that was opened for a record is the recorded one, and has the interface. Without a
-    /// recorded cookie (before Linux 5.14) the interface must have the recorded Ethernet
-    /// address, or the leased address.
+    /// Verifies that the namespace that was opened for a record is the recorded one, and has the
+    /// interface. Without a recorded cookie (before Linux 5.14) the interface must have the
+    /// recorded Ethernet address, or the leased address.
     pub(super) async fn verify_interface(&mut self) -> Result<(), InterfaceError> {
         let look = |ifname: &str| {
             let found = interface::find_interface(ifname)?;
@@ -130,8 +131,8 @@ impl LeaseTask {
         Ok(())
     }
 
-    /// Handles another ADD of the attachment. As the first container may live, the lease moves to the other namespace
-    /// only when the first one has ended, or nothing leads to it.
+    /// Handles another ADD of the attachment. As the first container may live, the lease moves to
+    /// the other namespace only when the first one has ended, or nothing leads to it.
     pub(super) async fn follow(&mut self, sandbox: Rc<LeaseSandbox>) {
         if sandbox.id != self.sandbox.id {
             self.successor = Some(sandbox);

@@ -1,5 +1,5 @@
-//! The state machine of a client, RFC 2131 section 4.4 and RFC 9915 section 18.2. It has no I/O: received messages and
-//! the time lead to actions, which the daemon performs.
+//! The state machine of a client, RFC 2131 section 4.4 and RFC 9915 section 18.2. It has no I/O:
+//! received messages and the time lead to actions, which the daemon performs.
 //!
 //! | file | |
 //! | --- | --- |
@@ -48,8 +48,8 @@ pub trait StateMachine: Debug {
     fn mac_mut(&mut self) -> &mut MacAddress;
 }
 
-/// `Init` waits before a start; `Selecting` has the best offer so far; `Requesting` may hold a lease that the server
-/// does not know any more; `Probing` counts the probes that were sent.
+/// `Init` waits before a start; `Selecting` has the best offer so far; `Requesting` may hold a
+/// lease that the server does not know any more; `Probing` counts the probes that were sent.
 #[derive(Debug)]
 enum ClientState<P: DhcpProtocol> {
     Init,
@@ -112,8 +112,8 @@ pub struct ClientMachine<P: DhcpProtocol> {
 }
 
 impl<P: DhcpProtocol> ClientMachine<P> {
-    /// A client that starts at `now` and fails at `limit`. The random delay of RFC 9915 section 18.2.1 is not needed:
-    /// the kernel has delayed the link-local address already.
+    /// A client that starts at `now` and fails at `limit`. The random delay of RFC 9915 section
+    /// 18.2.1 is not needed: the kernel has delayed the link-local address already.
     pub fn new(
         client: P,
         now: BootClockTime,
@@ -188,7 +188,8 @@ impl<P: DhcpProtocol> ClientMachine<P> {
             }
             (_, ServerReply::Lease(lease)) => self.bind_lease(lease),
             (ClientState::Declining(_), ServerReply::Declined) => self.restart_after_decline(now),
-            // A server that has lost its leases may assign the same address again (RFC 9915, section 18.2.10.1).
+            // A server that has lost its leases may assign the same address again (RFC 9915,
+            // section 18.2.10.1).
             (
                 ClientState::Renewing(lease) | ClientState::Rebinding(lease),
                 ServerReply::NoBinding(binding),
@@ -207,7 +208,8 @@ impl<P: DhcpProtocol> ClientMachine<P> {
                 self.report_refusal(&why);
                 self.state = state;
             }
-            // During the first acquisition a plugin waits for the reason; later another server may do better.
+            // During the first acquisition a plugin waits for the reason; later another server may
+            // do better.
             (ClientState::Requesting { .. }, ServerReply::Flawed(flaw)) if self.limit != NEVER => {
                 self.limit = NEVER;
                 self.actions.push(ClientAction::Unusable(flaw));

@@ -50,7 +50,8 @@ pub enum ClientAction {
     TimeIsUp,
     /// Fail: the DHCPACK is not usable.
     Unusable(Dhcp4AckFlaw),
-    /// Log that a server refuses an address, and report it if the time limit is exceeded. The search continues.
+    /// Log that a server refuses an address, and report it if the time limit is exceeded. The
+    /// search continues.
     Refused(String),
     Note(String),
 }
@@ -61,8 +62,8 @@ pub enum NeededSockets {
     None,
     /// DHCP messages in frames.
     Frames,
-    /// Messages by UDP. In DHCP also in frames, because DHCPNAK is broadcast; the UDP socket keeps the kernel from
-    /// replying "port unreachable" to the server.
+    /// Messages by UDP. In DHCP also in frames, because DHCPNAK is broadcast; the UDP socket keeps
+    /// the kernel from replying "port unreachable" to the server.
     Udp,
     /// ARP or Neighbor Discovery for this address.
     Neighbours(IpAddr),
@@ -157,8 +158,8 @@ pub trait DhcpProtocol: Debug + Sized {
         source: PacketSource,
         bytes: &[u8],
     ) -> Option<(Self::Message, Option<MacAddress>)>;
-    /// The meaning of a message from the Ethernet address `from`; `None` if it is not a reply to the last message of
-    /// the exchange, which was that of `step`.
+    /// The meaning of a message from the Ethernet address `from`; `None` if it is not a reply to
+    /// the last message of the exchange, which was that of `step`.
     fn interpret_reply(
         &mut self,
         step: &ExchangeStep<'_, Self>,

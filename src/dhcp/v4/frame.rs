@@ -1,4 +1,5 @@
-//! Ethernet frames: UDP between the DHCP ports, and ARP. A client without an address can send frames only.
+//! Ethernet frames: UDP between the DHCP ports, and ARP. A client without an address can send
+//! frames only.
 
 use std::net::Ipv4Addr;
 
@@ -61,8 +62,8 @@ pub fn encode_udp(ends: &FrameAddresses, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// The source Ethernet address and the payload of a frame to the client's port. The UDP checksum is not verified: with
-/// checksum offload the sender on the same machine has not calculated it.
+/// The source Ethernet address and the payload of a frame to the client's port. The UDP checksum is
+/// not verified: with checksum offload the sender on the same machine has not calculated it.
 pub fn decode_udp(frame: &[u8]) -> Option<(MacAddress, &[u8])> {
     let (ethernet, packet) = frame.split_at_checked(ETHERNET)?;
     let src = MacAddress(ethernet[6..12].try_into().ok()?);

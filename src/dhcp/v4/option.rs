@@ -12,7 +12,8 @@ use super::super::text;
 /// Options by code, with the bytes of their values.
 pub type Dhcp4Options = BTreeMap<u8, Vec<u8>>;
 
-/// Options as a list of pairs, because keys of JSON objects cannot be numbers. For `#[serde(with)]`.
+/// Options as a list of pairs, because keys of JSON objects cannot be numbers. For
+/// `#[serde(with)]`.
 pub mod pairs {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -120,8 +121,8 @@ pub fn search_domains(options: &Dhcp4Options) -> Vec<String> {
     text::decode_domains(value_bytes(options, SEARCH))
 }
 
-/// Classless routes: destination and router, which is 0.0.0.0 for a destination on the link. `None` if the option is
-/// absent or malformed.
+/// Classless routes: destination and router, which is 0.0.0.0 for a destination on the link. `None`
+/// if the option is absent or malformed.
 pub fn classless_routes(options: &Dhcp4Options) -> Option<Vec<(Ipv4Net, Ipv4Addr)>> {
     let mut rest = options.get(&CLASSLESS_ROUTES)?.as_slice();
     let mut routes = Vec::new();

@@ -71,8 +71,8 @@ impl std::fmt::Display for Dhcp6ReplyFlaw {
 }
 
 impl Dhcp6Lease {
-    /// Reads the association `ia` of `reply`, the reply to a message that was sent at `asked`. Of several addresses the
-    /// lease is `own` if present, else the first.
+    /// Reads the association `ia` of `reply`, the reply to a message that was sent at `asked`. Of
+    /// several addresses the lease is `own` if present, else the first.
     pub fn from_reply(
         reply: &Dhcp6Message,
         ia: &IdentityAssociation,
@@ -131,8 +131,8 @@ pub fn is_usable(given: &AssociationAddress) -> bool {
     !impossible && given.valid > 0 && given.preferred <= given.valid && given.status.is_success()
 }
 
-/// T1, T2 and the valid lifetime. The defaults of T1 and T2 are a half and four fifths of the preferred lifetime
-/// (section 21.4), also for values that are not less than the valid lifetime.
+/// T1, T2 and the valid lifetime. The defaults of T1 and T2 are a half and four fifths of the
+/// preferred lifetime (section 21.4), also for values that are not less than the valid lifetime.
 fn lease_times(ia: &IdentityAssociation, given: &AssociationAddress) -> [Duration; 3] {
     let time = |seconds: u32| match seconds {
         INFINITE => NEVER,

@@ -1,4 +1,5 @@
-//! DHCPv6 for one address (`IA_NA`), RFC 9915, which obsoletes RFC 8415; and the identity of a client.
+//! DHCPv6 for one address (`IA_NA`), RFC 9915, which obsoletes RFC 8415; and the identity of a
+//! client.
 //!
 //! | file | |
 //! | --- | --- |
@@ -7,8 +8,8 @@
 //! | `retransmit.rs` | retransmission timeouts, section 15 |
 //! | `neighbour.rs` | duplicate address detection |
 //!
-//! DUID and IAID are derived from the names of the attachment, so that neither a restart of the daemon nor another
-//! Ethernet address creates a new client.
+//! DUID and IAID are derived from the names of the attachment, so that neither a restart of the
+//! daemon nor another Ethernet address creates a new client.
 
 pub mod lease;
 pub mod message;
@@ -20,8 +21,8 @@ use sha2::{Digest, Sha512};
 /// The type of a DUID that is a UUID (RFC 6355).
 const DUID_UUID: [u8; 2] = [0, 4];
 
-/// The DUID of the client with this DHCP client identifier (option 61): a UUID of version 8 (RFC 9562) from the first
-/// 16 bytes of the identifier's SHA-512.
+/// The DUID of the client with this DHCP client identifier (option 61): a UUID of version 8 (RFC
+/// 9562) from the first 16 bytes of the identifier's SHA-512.
 pub fn duid_from_client_id(client_id: &[u8]) -> Vec<u8> {
     let mut uuid = [0; 16];
     uuid.copy_from_slice(&Sha512::digest(client_id)[..16]);

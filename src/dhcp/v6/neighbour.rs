@@ -1,5 +1,5 @@
-//! Duplicate address detection: Neighbor Solicitations (RFC 4862, section 5.4) and the detection of conflicts in
-//! received frames (RFC 4861).
+//! Duplicate address detection: Neighbor Solicitations (RFC 4862, section 5.4) and the detection of
+//! conflicts in received frames (RFC 4861).
 
 use std::net::Ipv6Addr;
 

@@ -11,7 +11,8 @@ pub struct RetransmitTimeouts {
     pub first: Duration,
     /// The maximum retransmission time (MRT).
     pub most: Duration,
-    /// Whether the first timeout is never below IRT, so that all servers can reply (section 18.2.1).
+    /// Whether the first timeout is never below IRT, so that all servers can reply (section
+    /// 18.2.1).
     pub full: bool,
 }
 
@@ -29,8 +30,8 @@ const SHORTEST_RENEWAL: Duration = Duration::from_secs(1);
 const REN_MAX_RT: Duration = Duration::from_secs(600);
 
 impl RetransmitTimeouts {
-    /// The timeouts of a Solicit. The maximum is `sol_max_rt`, the server's option in seconds, or else the daemon's
-    /// `-resendmax`.
+    /// The timeouts of a Solicit. The maximum is `sol_max_rt`, the server's option in seconds, or
+    /// else the daemon's `-resendmax`.
     pub fn for_solicit(timing: &ClientTiming, sol_max_rt: Option<u32>) -> RetransmitTimeouts {
         let most = match sol_max_rt.filter(|seconds| SOL_MAX_RT_RANGE.contains(seconds)) {
             Some(seconds) => Duration::from_secs(seconds.into()),
@@ -45,8 +46,8 @@ impl RetransmitTimeouts {
         RetransmitTimeouts { first: SOON.min(timing.first), most, full: false }
     }
 
-    /// The timeouts of a Renew or Rebind, with the maximum retransmission duration (MRD) `left`: the first timeout is
-    /// short enough for short leases.
+    /// The timeouts of a Renew or Rebind, with the maximum retransmission duration (MRD) `left`:
+    /// the first timeout is short enough for short leases.
     pub fn for_renew(left: Duration) -> RetransmitTimeouts {
         let first = REN_TIMEOUT.min(left / 4).max(SHORTEST_RENEWAL);
         RetransmitTimeouts { first, most: REN_MAX_RT, full: false }

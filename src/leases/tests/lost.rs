@@ -1,5 +1,5 @@
-//! Leases of this program that lost their text: by a power cut, which ended their containers, or by a write that failed
-//! later, which ended nothing.
+//! Leases of this program that lost their text: by a power cut, which ended their containers, or by
+//! a write that failed later, which ended nothing.
 
 use super::*;
 use crate::attachment::EndedBy;

@@ -1,5 +1,5 @@
-//! Leases of attachments that have ended: created in an earlier boot, or without their end on the host; and leases that
-//! must not be mistaken for them.
+//! Leases of attachments that have ended: created in an earlier boot, or without their end on the
+//! host; and leases that must not be mistaken for them.
 
 use std::os::fd::AsFd;
 use std::rc::Rc;
@@ -57,7 +57,8 @@ fn leases_of_an_earlier_boot_are_reclaimed() {
     drop(scene.open());
     assert_eq!(reclaimed(&scene, BOOT), []);
     assert!(scene.open_in_boot("next").reserve_address(ip("10.0.0.4"), owner(3), None).unwrap());
-    // The mark of an earlier boot is kept when the journal is rewritten after changes by the reference.
+    // The mark of an earlier boot is kept when the journal is rewritten after changes by the
+    // reference.
     for round in 0..3 {
         scene.write(&format!("10.0.1.{round}"), "container9\r\neth0");
         drop(scene.open_in_boot("next"));
@@ -108,7 +109,8 @@ fn an_entry_whose_boot_cannot_be_read_is_in_doubt() {
     }
 }
 
-/// Entries with a boot that was judged when they were written, and ends without the container's end.
+/// Entries with a boot that was judged when they were written, and ends without the container's
+/// end.
 #[test]
 fn a_journal_of_an_earlier_build_ends_no_lease() {
     isolate_test_thread();
@@ -248,8 +250,8 @@ fn a_host_end_that_was_moved_is_not_gone() {
     }
 }
 
-/// The kernel gives the id of a namespace that has ended to the next one, and the links of containers have the same
-/// indexes.
+/// The kernel gives the id of a namespace that has ended to the next one, and the links of
+/// containers have the same indexes.
 #[test]
 fn the_next_container_does_not_keep_the_lease_of_the_dead() {
     isolate_test_thread();
@@ -383,7 +385,8 @@ fn the_next_lease_tells_why_the_address_was_reclaimed() {
     let text = scene.text();
     assert!(text.ends_with("\n- 192.0.2.2 - host-end container1 eth0 ."), "{text}");
     scene.reserve("192.0.2.2", owner(2));
-    // The journal is rewritten: after each change by the reference, and when most of its lines are out of date.
+    // The journal is rewritten: after each change by the reference, and when most of its lines are
+    // out of date.
     for _ in 0..1000 {
         scene.reserve("192.0.2.3", owner(3));
         scene.open().release_attachment(owner(3)).unwrap();

@@ -1,4 +1,5 @@
-//! A store in a directory that others can write to: nothing outside the store is changed, and no call waits for ever.
+//! A store in a directory that others can write to: nothing outside the store is changed, and no
+//! call waits for ever.
 
 use super::*;
 

@@ -149,7 +149,8 @@ fn an_older_copy_of_the_journal_is_ignored() {
     assert_eq!(scene.owned(owner(3)), ips(&["10.0.0.4"]), "sealed, but not by us");
 }
 
-/// Journals in which the lines of a container are searched, of containers whose ids begin with each other.
+/// Journals in which the lines of a container are searched, of containers whose ids begin with each
+/// other.
 #[test]
 fn leases_are_found_wherever_their_lines_are() {
     let id = |n: usize| format!("{n:x}{}", "f".repeat(n % 90));

@@ -9,8 +9,8 @@ use ipnet::IpNet;
 
 use cni::sort::sort_items;
 
-/// A protocol and a destination port as one number: the protocol's number << 16 | the port. A protocol without ports is
-/// the range of all its port numbers.
+/// A protocol and a destination port as one number: the protocol's number << 16 | the port. A
+/// protocol without ports is the range of all its port numbers.
 pub type Service = u32;
 
 /// The largest [`Service`].
@@ -43,8 +43,8 @@ impl ServiceRange {
     }
 }
 
-/// The addresses from `first` to `last`, both included, as numbers, with the services that are allowed there: sorted,
-/// disjoint, not adjacent, at least one.
+/// The addresses from `first` to `last`, both included, as numbers, with the services that are
+/// allowed there: sorted, disjoint, not adjacent, at least one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AllowedRange {
     pub first: u128,
@@ -52,7 +52,8 @@ pub struct AllowedRange {
     pub services: Vec<ServiceRange>,
 }
 
-/// The allowed destinations of each family: sorted and disjoint; adjacent ranges differ in their services.
+/// The allowed destinations of each family: sorted and disjoint; adjacent ranges differ in their
+/// services.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct AllowedTraffic {
     pub v4: Vec<AllowedRange>,
@@ -132,8 +133,8 @@ impl AllowedTraffic {
     }
 }
 
-/// Whether services are in a combination of two sets, by whether they are in each. What is in neither must not be in
-/// the combination.
+/// Whether services are in a combination of two sets, by whether they are in each. What is in
+/// neither must not be in the combination.
 type Operation = fn(bool, bool) -> bool;
 
 /// What an entry of a policy, or its default, does with packets.
@@ -159,8 +160,8 @@ struct NetworkServices {
 }
 
 impl NetworkServices {
-    /// The services that are allowed in the network, given those that are allowed around it. The entries of the network
-    /// decide the services that they name, and denials go first.
+    /// The services that are allowed in the network, given those that are allowed around it. The
+    /// entries of the network decide the services that they name, and denials go first.
     fn allowed_within(self, around: &[ServiceRange]) -> Vec<ServiceRange> {
         let allowed = combine_services(around, &merge_services(self.allowed), |around, allowed| {
             around || allowed
@@ -174,8 +175,8 @@ impl NetworkServices {
 /// Networks as their first and last addresses. A network is before the networks in it.
 type Networks = BTreeMap<(u128, Reverse<u128>), NetworkServices>;
 
-/// The traffic that entries allow. Of the entries that match a packet, the one with the longest prefix decides; of
-/// those, one that denies. `default` decides the packets that no entry matches.
+/// The traffic that entries allow. Of the entries that match a packet, the one with the longest
+/// prefix decides; of those, one that denies. `default` decides the packets that no entry matches.
 pub fn flatten(entries: &[Entry], default: Verdict) -> AllowedTraffic {
     let (mut v4, mut v6) = (Networks::new(), Networks::new());
     for entry in entries {
@@ -200,8 +201,9 @@ pub fn flatten(entries: &[Entry], default: Verdict) -> AllowedTraffic {
     AllowedTraffic { v4: resolve(v4, u32::MAX.into()), v6: resolve(v6, u128::MAX) }
 }
 
-/// Appends `around`, and in it the next networks as far as they are in `around`. Of two networks that have an address
-/// in common one is in the other, so that each level of the recursion is a longer prefix.
+/// Appends `around`, and in it the next networks as far as they are in `around`. Of two networks
+/// that have an address in common one is in the other, so that each level of the recursion is a
+/// longer prefix.
 fn resolve_networks(
     networks: &mut Peekable<impl Iterator<Item = ((u128, Reverse<u128>), NetworkServices)>>,
     around: AllowedRange,

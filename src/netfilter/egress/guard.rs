@@ -1,9 +1,10 @@
-//! The second guard of egress policies: a program of classic BPF that judges each frame of a container before the
-//! bridge and before netfilter. It keeps no state, and a flush of nftables does not remove it.
+//! The second guard of egress policies: a program of classic BPF that judges each frame of a
+//! container before the bridge and before netfilter. It keeps no state, and a flush of nftables
+//! does not remove it.
 //!
-//! A frame passes if it is a request to an allowed service, may be a reply of a served service, or is needed on the
-//! link. A load beyond the end of the frame would end the program with 0, as if the frame may pass: the length is
-//! compared before each load that may be beyond it.
+//! A frame passes if it is a request to an allowed service, may be a reply of a served service, or
+//! is needed on the link. A load beyond the end of the frame would end the program with 0, as if
+//! the frame may pass: the length is compared before each load that may be beyond it.
 
 mod assembler;
 mod search;
@@ -27,8 +28,8 @@ use crate::netlink::traffic::program::ClassicInstruction;
 use cni::error::{Error, Result};
 use cni::sort::sort_items;
 
-/// The maximum number of instructions of a program. The kernel accepts 4096, but has to list a filter in one message of
-/// 32 KiB.
+/// The maximum number of instructions of a program. The kernel accepts 4096, but has to list a
+/// filter in one message of 32 KiB.
 pub const MOST_INSTRUCTIONS: usize = 4000;
 
 /// The next filter is asked.
@@ -36,7 +37,8 @@ const PASS: u32 = 0;
 /// The frame goes to the sink.
 const DROP: u32 = 1;
 
-/// Lengths of headers in bytes: Ethernet; Ethernet and ARP; Ethernet and the fixed part of IPv4 and of IPv6.
+/// Lengths of headers in bytes: Ethernet; Ethernet and ARP; Ethernet and the fixed part of IPv4 and
+/// of IPv6.
 const ETHERNET: u32 = 14;
 const ARP: u32 = ETHERNET + 28;
 const IPV4: u32 = ETHERNET + 20;
@@ -44,7 +46,8 @@ const IPV6: u32 = ETHERNET + 40;
 /// The end of the target in a neighbour solicitation.
 const SOLICITATION: u32 = IPV6 + 24;
 
-/// The offset of the flag for a VLAN tag that is not in the frame's data: `SKF_AD_VLAN_TAG_PRESENT`.
+/// The offset of the flag for a VLAN tag that is not in the frame's data:
+/// `SKF_AD_VLAN_TAG_PRESENT`.
 const VLAN_TAG_PRESENT: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG_PRESENT).cast_unsigned();
 
 /// Offsets in the frame.
@@ -59,14 +62,16 @@ const IPV6_HOP_LIMIT: u32 = 21;
 const IPV6_SOURCE: u32 = 22;
 const IPV6_DESTINATION: u32 = 38;
 
-/// Cells of the memory: the protocol << 16, the length of the IP header, the destination's service, the source's.
+/// Cells of the memory: the protocol << 16, the length of the IP header, the destination's service,
+/// the source's.
 const PROTOCOL: u32 = 0;
 const HEADER: u32 = 1;
 const SERVICE: u32 = 2;
 const SOURCE_SERVICE: u32 = 3;
 /// The address that is looked up; IPv4 has only the first cell.
 const ADDRESS: [u32; 4] = [4, 5, 6, 7];
-/// Whether the frame is for a neighbour instead of the bridge: 1 or 0. Only with [`GuardPolicy::bridge`].
+/// Whether the frame is for a neighbour instead of the bridge: 1 or 0. Only with
+/// [`GuardPolicy::bridge`].
 const IS_FOR_NEIGHBOUR: u32 = 8;
 
 /// A number above all services, which stands for any of them.
@@ -103,7 +108,8 @@ pub struct GuardPolicy<'a> {
     pub routers: &'a [IpAddr],
     /// The container's addresses, from which alone it may send; `None`: any.
     pub sources: Option<&'a [IpAddr]>,
-    /// The part of `allowed` on the container's own link, whose MAC addresses the container may ask for.
+    /// The part of `allowed` on the container's own link, whose MAC addresses the container may
+    /// ask for.
     pub found: &'a AllowedTraffic,
     /// The part of that for neighbours: without addresses of the host.
     pub neighbours: &'a AllowedTraffic,
@@ -111,8 +117,9 @@ pub struct GuardPolicy<'a> {
     pub bridge: Option<MacAddress>,
 }
 
-/// The program for a policy: it returns 0 for what may pass and 1 for the rest, at the ingress of the host's end of a
-/// veth pair. Fails with code 7 if the program would be longer than the kernel accepts.
+/// The program for a policy: it returns 0 for what may pass and 1 for the rest, at the ingress of
+/// the host's end of a veth pair. Fails with code 7 if the program would be longer than the kernel
+/// accepts.
 pub fn compile_program(policy: &GuardPolicy<'_>) -> Result<Vec<ClassicInstruction>> {
     let mut code = Assembler::new();
     let (drop, pass) = (code.put_return(DROP), code.put_return(PASS));
@@ -141,12 +148,14 @@ struct IpParts {
     /// Passes if any service is allowed at the address in [`ADDRESS`], on the link.
     found4: Label,
     found6: Label,
-    /// Passes if a neighbour on the bridge has the address in [`ADDRESS`] and any service is allowed there.
+    /// Passes if a neighbour on the bridge has the address in [`ADDRESS`] and any service is
+    /// allowed there.
     neighbour4: Label,
     neighbour6: Label,
     /// Judges an IPv6 packet by its destination and the service in [`SERVICE`].
     v6_destination: Label,
-    /// Judges a packet of the protocol in A, whose header begins behind the X bytes of the IP header.
+    /// Judges a packet of the protocol in A, whose header begins behind the X bytes of the IP
+    /// header.
     transport: Label,
 }
 
@@ -254,8 +263,8 @@ impl GuardCompiler<'_> {
         self.code.put_all(&[(STORE_X_CELL, HEADER), (SHIFT_LEFT, 16), (STORE_CELL, PROTOCOL)], kind)
     }
 
-    /// Lets the replies of served services pass, except those to neighbours. All other packets are judged by their
-    /// destination.
+    /// Lets the replies of served services pass, except those to neighbours. All other packets are
+    /// judged by their destination.
     fn put_served(&mut self, destination: Label) -> Label {
         if self.policy.served.is_empty() {
             return destination;
@@ -342,8 +351,8 @@ impl GuardCompiler<'_> {
         self.put_load_v6(IPV6_SOURCE, search)
     }
 
-    /// Lets the report of a multicast listener pass. Every report has a hop-by-hop options header of 8 bytes before the
-    /// ICMPv6 header, RFC 3810 section 5.
+    /// Lets the report of a multicast listener pass. Every report has a hop-by-hop options header
+    /// of 8 bytes before the ICMPv6 header, RFC 3810 section 5.
     fn put_listener_report(&mut self, other: Label) -> Label {
         let multicast = self.put_if(LOAD_HALF, IPV6_DESTINATION, LINK_MULTICAST, self.pass, other);
         let by_type = LISTENER_TYPES.map(|kind| (kind, multicast));
@@ -384,7 +393,8 @@ impl GuardCompiler<'_> {
         self.put_if_long(IPV6 + 1, kind)
     }
 
-    /// A multicast solicitation: detects a duplicate of an own address, or asks for the MAC of a neighbour.
+    /// A multicast solicitation: detects a duplicate of an own address, or asks for the MAC of a
+    /// neighbour.
     fn put_solicitation(&mut self, neighbour: Label) -> Label {
         let target = self.put_load_v6(IPV6 + 8, neighbour);
         let source = [12, 8, 4, 0].into_iter().fold(self.pass, |zero, offset| {

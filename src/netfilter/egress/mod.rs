@@ -45,8 +45,8 @@ use cni::error::{Error, ErrorContext, Result, join_outcomes};
 /// The parts of this feature in the records of attachments.
 pub const RECORDS: RecordStore = RecordStore("egress");
 
-/// It has no `hand_over`, because the reference has no egress policies: the rules stay in force until the port
-/// vanishes.
+/// It has no `hand_over`, because the reference has no egress policies: the rules stay in force
+/// until the port vanishes.
 pub const FEATURE: FilterFeature = FilterFeature {
     check: |filter, owner, part| match EgressPart::deserialize(part) {
         Ok(port) => check_port(filter, owner, &port),
@@ -78,12 +78,13 @@ pub struct EgressPart {
     pub end: String,
     /// The address of the container's end.
     pub mac: MacAddress,
-    /// The interfaces by which packets of the container enter the host's stack: the host's end, or its bridge and the
-    /// VLANs of the bridge.
+    /// The interfaces by which packets of the container enter the host's stack: the host's end, or
+    /// its bridge and the VLANs of the bridge.
     pub arrives_at: Vec<String>,
     /// Whether the host's end is a port of a bridge.
     pub is_bridged: bool,
-    /// The address of the bridge, if it is the container's only router: other frames can only be for neighbours.
+    /// The address of the bridge, if it is the container's only router: other frames can only be
+    /// for neighbours.
     pub bridge_mac: Option<MacAddress>,
     /// The networks of the container's addresses.
     pub on_link: Vec<IpNet>,
@@ -97,8 +98,8 @@ pub struct EgressPart {
     pub published: Vec<String>,
     /// All of these policies must allow a packet.
     pub policies: Vec<EgressPolicy>,
-    /// The ports of earlier ADDs of this attachment that differ from this one. Their elements and policies are deleted
-    /// once this port is in force, or by DEL if the ADD is killed before.
+    /// The ports of earlier ADDs of this attachment that differ from this one. Their elements and
+    /// policies are deleted once this port is in force, or by DEL if the ADD is killed before.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub replaced: Vec<EgressPart>,
 }
@@ -154,8 +155,8 @@ impl EgressPart {
         self.on_link.iter().copied().chain(groups).collect()
     }
 
-    /// The addresses of the host that `which` selects, without the broadcast addresses of the container's networks,
-    /// which are also for neighbours.
+    /// The addresses of the host that `which` selects, without the broadcast addresses of the
+    /// container's networks, which are also for neighbours.
     fn own_networks(&self, which: impl Fn(&IpAddr) -> bool) -> Vec<IpNet> {
         let links =
             self.on_link.iter().filter(|net| net.addr().is_ipv4() && net.prefix_len() <= 30);
@@ -165,9 +166,9 @@ impl EgressPart {
     }
 
     fn objects(&self, compiled: &CompiledPolicy) -> Vec<PolicyObjects> {
-        // In a VRF, or on a bridge, rules cannot ask the kernel whether an address is local to the host, so the policy
-        // lists the host's addresses. Only those of the container's own networks: others come and go, and equal
-        // policies would get different chains.
+        // In a VRF, or on a bridge, rules cannot ask the kernel whether an address is local to the
+        // host, so the policy lists the host's addresses. Only those of the container's own
+        // networks: others come and go, and equal policies would get different chains.
         let own = self.own_networks(|addr| {
             self.routers.contains(addr) || self.on_link.iter().any(|net| net.contains(addr))
         });
@@ -178,7 +179,8 @@ impl EgressPart {
                 Some(_) => &compiled.routed.without(&own).restrict_to(&self.local_subnets()),
                 None => &compiled.routed,
             };
-            // A router other than the host answers through the bridge, so the container may ask for its MAC address.
+            // A router other than the host answers through the bridge, so the container may ask for
+            // its MAC address.
             let routers =
                 self.routers.iter().copied().map(IpNet::from).chain([IpNet::V6(LINK_LOCAL)]);
             let routers: Vec<IpNet> = routers.filter(|_| self.bridge_mac.is_none()).collect();
@@ -199,13 +201,15 @@ fn taken_error(port: &EgressPart, comment: Option<&str>) -> Error {
     .with_details("a policy is bound to the address: give each container an address of its own")
 }
 
-/// Waits for the lock of the attachment's policy: the record, the rules and the filter are changed one after the other,
-/// and the runtime does not know of `cnibox egress set`. `None` if there is no directory for locks.
+/// Waits for the lock of the attachment's policy: the record, the rules and the filter are changed
+/// one after the other, and the runtime does not know of `cnibox egress set`. `None` if there is no
+/// directory for locks.
 pub fn lock_policy(owner: AttachmentId<'_>) -> Result<Option<FileLock>> {
     Ok(FileLock::acquire_attachment_lock(&format!("{}-egress", owner.instance_id()), TIMEOUT)?)
 }
 
-/// The elements that a container may have, by their keys, each once; their data is not in the record.
+/// The elements that a container may have, by their keys, each once; their data is not in the
+/// record.
 fn recorded_elements(owner: AttachmentId<'_>, port: &EgressPart) -> Vec<SetElement> {
     let mut all = Vec::new();
     for port in iter::once(port).chain(&port.replaced) {
@@ -230,8 +234,8 @@ fn has_key_of(elements: &[SetElement], other: &SetElement) -> bool {
     elements.iter().any(|element| (element.set, &element.key) == (other.set, &other.key))
 }
 
-/// Puts the policies of the container in force, in place of the [replaced](EgressPart::replaces) ones, by one
-/// transaction. The caller has the [lock](lock_policy), and has recorded the port.
+/// Puts the policies of the container in force, in place of the [replaced](EgressPart::replaces)
+/// ones, by one transaction. The caller has the [lock](lock_policy), and has recorded the port.
 pub fn add_port(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
@@ -274,8 +278,9 @@ pub fn add_port(
             change.replace_element(found.as_ref(), element);
         }
         if !port.replaced.is_empty() {
-            // A repair that has read the replaced policy at the same time is refused and planned again, or this change
-            // is, which writes an element also if nothing else differs.
+            // A repair that has read the replaced policy at the same time is refused and planned
+            // again, or this change is, which writes an element also if nothing else
+            // differs.
             change.require_unchanged();
             let mut equal = elements
                 .iter()
@@ -311,8 +316,8 @@ pub fn add_port(
     Ok(())
 }
 
-/// Fails if the record still has another port, because it could not be rewritten: a repair would put that port in
-/// force.
+/// Fails if the record still has another port, because it could not be rewritten: a repair would
+/// put that port in force.
 pub fn require_recorded(owner: AttachmentId<'_>, port: &EgressPart) -> Result<()> {
     if RECORDS.read_content(owner).is_some_and(|recorded: EgressPart| recorded != *port) {
         return Err(Error::internal("the record of the former policy cannot be replaced")
@@ -334,7 +339,8 @@ pub fn restore_port(
     add_port(filter, owner, &port, &port.compile()?)
 }
 
-/// Counts and records what the second guard refuses. That table enforces nothing, and needs the links of the guard.
+/// Counts and records what the second guard refuses. That table enforces nothing, and needs the
+/// links of the guard.
 fn record_refusals(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
@@ -407,7 +413,8 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
     }
 }
 
-/// Creates the policy, or replaces its content, unless it exists or the transaction creates it already.
+/// Creates the policy, or replaces its content, unless it exists or the transaction creates it
+/// already.
 fn create_if_missing(
     change: &mut LayoutTransaction<'_>,
     policy: &PolicyObjects,
@@ -472,7 +479,8 @@ pub fn delete_port(filter: &PacketFilter, owner: AttachmentId<'_>) -> Result<()>
     join_outcomes([removed, deleted])
 }
 
-/// Removes the policies of the network's attachments that are not among `valid`, and policies that no container has.
+/// Removes the policies of the network's attachments that are not among `valid`, and policies that
+/// no container has.
 pub fn remove_stale_ports(
     filter: &PacketFilter,
     network: &str,
@@ -484,8 +492,9 @@ pub fn remove_stale_ports(
     join_outcomes([removed, deleted])
 }
 
-/// Deletes elements by their comments, those with the keys of `known` or any; and the policies that no container has
-/// any longer: those of the elements, and those with the names of `chains` or any. Recorded flows expire.
+/// Deletes elements by their comments, those with the keys of `known` or any; and the policies that
+/// no container has any longer: those of the elements, and those with the names of `chains` or any.
+/// Recorded flows expire.
 fn delete_elements(
     nft: &NftSocket,
     known: &[SetElement],

@@ -1,4 +1,5 @@
-//! The chains and sets of one policy in the tables of `nf_tables`, named by a hash of their content.
+//! The chains and sets of one policy in the tables of `nf_tables`, named by a hash of their
+//! content.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -23,8 +24,8 @@ const HOST: &str = "host_";
 const SET_NAMES: [&str; 8] =
     ["all4", "all6", "prefixes4", "prefixes6", "ranges4", "ranges6", "arp", "nd"];
 
-/// What a sandbox allows at addresses of the Internet. The kernel takes milliseconds to build a set of addresses and
-/// services from large networks, so such addresses have a set of their own.
+/// What a sandbox allows at addresses of the Internet. The kernel takes milliseconds to build a set
+/// of addresses and services from large networks, so such addresses have a set of their own.
 const ALL_BUT_ICMPV6: [ServiceRange; 2] = [
     ServiceRange { first: 0, last: ((ICMPV6 as u32) << 16) - 1 },
     ServiceRange { first: (ICMPV6 as u32 + 1) << 16, last: LAST_SERVICE },
@@ -87,8 +88,8 @@ impl PolicyObjects {
         objects
     }
 
-    /// The policy of frames that a bridge forwards; `found` has the addresses that may be asked for by ARP and
-    /// neighbour discovery.
+    /// The policy of frames that a bridge forwards; `found` has the addresses that may be asked for
+    /// by ARP and neighbour discovery.
     pub(super) fn of_frames(traffic: &AllowedTraffic, found: &AllowedTraffic) -> PolicyObjects {
         let id = sha512_hex([traffic.to_bytes(), found.to_bytes()].concat(), 16);
         let mut objects = PolicyObjects::new(FRAMES, &id);
@@ -161,7 +162,8 @@ impl PolicyObjects {
         rules
     }
 
-    /// Adds a set unless it is empty. Returns the rules of `rules`, which accept what is in the set.
+    /// Adds a set unless it is empty. Returns the rules of `rules`, which accept what is in the
+    /// set.
     fn add_set(
         &mut self,
         prefix: &str,

@@ -33,7 +33,8 @@ const SANDBOX: [&str; 26] = [
     "169.254.0.0/16",
     "fd00:ec2::254",
     "168.63.129.16",
-    // private, shared, loopback, protocol assignments, benchmarks, multicast, reserved, broadcast (RFC 6890)
+    // private, shared, loopback, protocol assignments, benchmarks, multicast, reserved, broadcast
+    // (RFC 6890)
     "0.0.0.0/8",
     "10.0.0.0/8",
     "100.64.0.0/10",
@@ -66,7 +67,8 @@ const SANDBOX: [&str; 26] = [
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EgressPolicy {
-    /// The verdict on destinations that no entry names: `deny` or `allow`. Default: `deny`; with a profile `allow`.
+    /// The verdict on destinations that no entry names: `deny` or `allow`. Default: `deny`; with a
+    /// profile `allow`.
     pub policy: String,
     pub allow: Vec<PolicyEntry>,
     pub deny: Vec<PolicyEntry>,
@@ -82,7 +84,8 @@ pub struct EgressPolicy {
 pub struct PolicyEntry {
     /// Networks and addresses.
     pub to: Vec<String>,
-    /// Services: `tcp/443`, `tcp/8000-8100`, `udp`, `icmp`, or the number of a protocol. `None`: all.
+    /// Services: `tcp/443`, `tcp/8000-8100`, `udp`, `icmp`, or the number of a protocol. `None`:
+    /// all.
     pub ports: Option<Vec<String>>,
 }
 
@@ -108,12 +111,14 @@ impl CompiledPolicy {
 impl EgressPolicy {
     /// Compiles the policy for a container whose interface has addresses of the networks `on_link`.
     ///
-    /// Of the entries that match a packet's destination and service, the one with the longest prefix decides; of those
-    /// with equally long ones, one of `deny`. What is empty denies: an entry of `allow` without networks, or with an
-    /// empty list of services, matches nothing; such an entry of `deny` matches all networks, or all services.
+    /// Of the entries that match a packet's destination and service, the one with the longest
+    /// prefix decides; of those with equally long ones, one of `deny`. What is empty denies: an
+    /// entry of `allow` without networks, or with an empty list of services, matches nothing;
+    /// such an entry of `deny` matches all networks, or all services.
     ///
-    /// The profile `sandbox` adds entries of `deny`, so that a user's more specific entry overrides them. Addresses of
-    /// the host are then denied without these entries too, except for name service and the user's entries.
+    /// The profile `sandbox` adds entries of `deny`, so that a user's more specific entry overrides
+    /// them. Addresses of the host are then denied without these entries too, except for name
+    /// service and the user's entries.
     ///
     /// Errors have code 7 and name the entry.
     pub fn compile(&self, on_link: &[IpNet]) -> Result<CompiledPolicy> {
@@ -192,7 +197,8 @@ impl PolicyEntry {
 }
 
 impl CompiledPolicy {
-    /// The policy of a container that has two policies: both must allow what it sends, and it serves what both serve.
+    /// The policy of a container that has two policies: both must allow what it sends, and it
+    /// serves what both serve.
     #[must_use]
     pub fn intersect(&self, other: &CompiledPolicy) -> CompiledPolicy {
         CompiledPolicy {
@@ -254,7 +260,8 @@ fn parse_services(key: &str, texts: &[String]) -> Result<Vec<ServiceRange>> {
     Ok(merge_services(services.collect::<Result<_>>()?))
 }
 
-/// Parses a protocol with or without ports: `tcp`, `tcp/443`, `tcp/8000-8100`, `47`. Errors do not name the text.
+/// Parses a protocol with or without ports: `tcp`, `tcp/443`, `tcp/8000-8100`, `47`. Errors do not
+/// name the text.
 pub fn parse_service(text: &str) -> Result<ServiceRange> {
     let (protocol, ports) =
         text.split_once('/').map_or((text, None), |(protocol, ports)| (protocol, Some(ports)));

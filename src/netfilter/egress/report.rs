@@ -17,8 +17,8 @@ use cni::sort::{sort_by, sort_by_key};
 /// The maximum number of flows that are reported for a container.
 pub const FLOWS: usize = 50;
 
-/// The destination and the service of refused packets. An ARP request has no service, and its destination is the
-/// address that it asks for.
+/// The destination and the service of refused packets. An ARP request has no service, and its
+/// destination is the address that it asks for.
 pub type Flow = (IpAddr, Option<Service>);
 
 /// A container with a policy, and what it was refused.

@@ -15,8 +15,8 @@ const POLICY_NAME: &str = "EGRESS_POLICY";
 /// The maximum size of the file of a policy in bytes.
 const LARGEST_POLICY: usize = 1 << 20;
 
-/// Fails if the value has keys other than those of `keys`: `port` in place of `ports` would allow all ports. `of` names
-/// the value.
+/// Fails if the value has keys other than those of `keys`: `port` in place of `ports` would allow
+/// all ports. `of` names the value.
 pub fn require_keys(json: &Json, keys: fn() -> DecodedKeys, of: &str) -> Result<()> {
     if has_null(json) {
         let remedy = "write a value, or leave the key out: without \"ports\" all services are \
@@ -30,7 +30,8 @@ pub fn require_keys(json: &Json, keys: fn() -> DecodedKeys, of: &str) -> Result<
     }
 }
 
-/// Whether a value at any depth is null: elsewhere that means an absent key, in a policy it would mean everything.
+/// Whether a value at any depth is null: elsewhere that means an absent key, in a policy it would
+/// mean everything.
 pub fn has_null(json: &Json) -> bool {
     match json {
         Json::Null => true,

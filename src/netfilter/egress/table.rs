@@ -38,10 +38,10 @@
 //! }
 //! ```
 //!
-//! Behind a bridge a container is known by the bridge and by the source address of its frames, which `bound` ties to
-//! its port before anything else sees the frame. All packets that enter the host's stack are judged in one chain,
-//! whether they are for the host or are forwarded, with the destination that they really go to. A flow that was
-//! accepted is judged again with each packet.
+//! Behind a bridge a container is known by the bridge and by the source address of its frames,
+//! which `bound` ties to its port before anything else sees the frame. All packets that enter the
+//! host's stack are judged in one chain, whether they are for the host or are forwarded, with the
+//! destination that they really go to. A flow that was accepted is judged again with each packet.
 
 use ipnet::IpNet;
 
@@ -183,7 +183,8 @@ fn keep_recorded(packets: NftRule, key: &[PacketField], flows: NftSet<'_>) -> Nf
 /// Packets whose flows are recorded in the same way.
 #[derive(Clone, Copy, Debug)]
 enum FlowKind {
-    /// By type and code: in place of a port it has a checksum, with which each ping would be a flow.
+    /// By type and code: in place of a port it has a checksum, with which each ping would be a
+    /// flow.
     Icmp,
     Icmpv6,
     /// The other protocols.
@@ -193,7 +194,8 @@ enum FlowKind {
 
 pub(super) const PACKET_FLOWS: FlowSets = FlowSets::of_table(PACKETS);
 pub(super) const GUARD_FLOWS: FlowSets = FlowSets::of_table(GUARD);
-/// The neighbours that the requests of ARP which the second guard refused were for: container, address.
+/// The neighbours that the requests of ARP which the second guard refused were for: container,
+/// address.
 pub(super) const GUARD_ARP: NftSet<'_> = GUARD
     .named_set("arp_targets", &[ValueType::EtherAddr, ValueType::Ipv4Addr])
     .filled_by_packets(MOST_FLOWS, FLOW_TIMEOUT);
@@ -259,8 +261,8 @@ pub(super) struct PolicyChains {
 
 pub(super) const LAYOUTS: [TableLayout; 2] = [PACKET_LAYOUT, FRAME_LAYOUT];
 
-/// The layouts of the tables whose rules judge a container's packets, and of the table that counts what the second
-/// guard refuses.
+/// The layouts of the tables whose rules judge a container's packets, and of the table that counts
+/// what the second guard refuses.
 pub(super) fn layouts_of_port(is_bridged: bool) -> &'static [TableLayout] {
     if is_bridged {
         &[PACKET_LAYOUT, FRAME_LAYOUT, GUARD_LAYOUT]
@@ -324,8 +326,8 @@ const PACKET_LAYOUT: TableLayout = TableLayout {
     ..TableLayout::new(PACKETS)
 };
 
-/// What passes with every policy: replies to a client, and the discovery of neighbours on the link, which no router
-/// forwards.
+/// What passes with every policy: replies to a client, and the discovery of neighbours on the link,
+/// which no router forwards.
 const LINK_RULES: [FixedRule; 11] = [
     ("router solicitation", || {
         discovery(133, 133).daddr_in(IpNet::V6(LINK_LOCAL_MULTICAST)).accept()
@@ -340,8 +342,8 @@ const LINK_RULES: [FixedRule; 11] = [
     ("multicast groups", || group_message(131, 132).accept()),
     ("multicast groups, version 2", || group_message(143, 143).accept()),
     ("IPv4 options", || NftRule::new().has_ip_options().go_to(REFUSED)),
-    // A container with free choice of its source address could send the packets of both directions of a connection, and
-    // so make the replies of that connection pass.
+    // A container with free choice of its source address could send the packets of both directions
+    // of a connection, and so make the replies of that connection pass.
     ("from another IPv4 address", || {
         NftRule::new()
             .not_in_set(&[PacketField::EtherSaddr, PacketField::IpSaddr], SOURCES[0])

@@ -1,7 +1,8 @@
-//! A minimal D-Bus client: calls methods with string arguments, one at a time, with `EXTERNAL` authentication
-//! (D-Bus specification 0.41, "Message Protocol").
+//! A minimal D-Bus client: calls methods with string arguments, one at a time, with `EXTERNAL`
+//! authentication (D-Bus specification 0.41, "Message Protocol").
 //!
-//! The existing crates for D-Bus depend on a second executor, or on another version of a dependency.
+//! The existing crates for D-Bus depend on a second executor, or on another version of a
+//! dependency.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -82,8 +83,8 @@ impl DbusConnection {
         self.socket.write_all(b"BEGIN\r\n")
     }
 
-    /// Calls the method `member` of the service's object, whose path is the service's name. An error reply fails with
-    /// its text and [`ErrorKind::Other`].
+    /// Calls the method `member` of the service's object, whose path is the service's name. An
+    /// error reply fails with its text and [`ErrorKind::Other`].
     pub fn call_method(
         &mut self,
         service: &str,

@@ -1,9 +1,9 @@
-//! Addresses as sources of a zone of firewalld, by its D-Bus interface. Only the runtime configuration of firewalld
-//! is changed, so a reload deletes the sources.
+//! Addresses as sources of a zone of firewalld, by its D-Bus interface. Only the runtime
+//! configuration of firewalld is changed, so a reload deletes the sources.
 //!
-//! Sources have no owner in firewalld. A record of each attachment contains its addresses and zone: DEL and GC find
-//! them without `prevResult`, and the next ADD and `cnibox repair` restore the sources of running containers after a
-//! reload.
+//! Sources have no owner in firewalld. A record of each attachment contains its addresses and zone:
+//! DEL and GC find them without `prevResult`, and the next ADD and `cnibox repair` restore the
+//! sources of running containers after a reload.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -101,8 +101,8 @@ impl<'a> FirewalldZone<'a> {
             .collect())
     }
 
-    /// Adds the addresses to the zone. On failure, removes the addresses that were added. If the sources of
-    /// another attachment are missing, restores the sources of all attachments.
+    /// Adds the addresses to the zone. On failure, removes the addresses that were added. If the
+    /// sources of another attachment are missing, restores the sources of all attachments.
     pub fn add_sources(&mut self, owner: AttachmentId<'_>, ips: &[IpAddr]) -> Result<()> {
         let earlier = RECORDS.read_content::<FirewalldPart>(owner);
         RECORDS.add_part(owner, FirewalldPart { zone: self.name.to_owned(), ips: ips.to_vec() });
@@ -200,8 +200,9 @@ impl<'a> FirewalldZone<'a> {
         }
     }
 
-    /// Removes the sources of the attachment twice, and its record in between: a process that restores sources at the
-    /// same time either finds no record, or has restored them before the second removal.
+    /// Removes the sources of the attachment twice, and its record in between: a process that
+    /// restores sources at the same time either finds no record, or has restored them before
+    /// the second removal.
     pub fn delete_sources(&mut self, owner: AttachmentId<'_>, ips: &[IpAddr]) -> Result<()> {
         let (mut ips, mut zone) = (ips.to_vec(), self.name.to_owned());
         if let Some(kept) = RECORDS.read_content::<FirewalldPart>(owner) {

@@ -1,10 +1,10 @@
-//! Filter rules in iptables: the chains and rules of the reference plugin, word for word, so that either
-//! implementation can delete the rules of the other.
+//! Filter rules in iptables: the chains and rules of the reference plugin, word for word, so that
+//! either implementation can delete the rules of the other.
 //!
 //! Those rules do not identify their owner; the records of attachments and the leases do.
 //!
-//! Each family is changed by one transaction per verb. If two ADDs create the same chain, the transaction of the
-//! second one fails, and is planned again.
+//! Each family is changed by one transaction per verb. If two ADDs create the same chain, the
+//! transaction of the second one fails, and is planned again.
 
 mod words;
 
@@ -66,7 +66,8 @@ pub(super) const RULES: RecordedRules = RecordedRules {
     },
 };
 
-/// Creates the rules, one family after the other, and deletes the rules of the attachment's `former` addresses.
+/// Creates the rules, one family after the other, and deletes the rules of the attachment's
+/// `former` addresses.
 pub(super) fn add_rules(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
@@ -172,8 +173,8 @@ fn plan_policy_rules(table: &mut IptablesTable, bridge: &str, pod: &FirewallPart
     }
 }
 
-/// Restores the policy of the bridge, unless another one is in force, as that of a later ADD. CHECK examines an
-/// attachment that `has_own_tables_only`: the configured policy must be in force.
+/// Restores the policy of the bridge, unless another one is in force, as that of a later ADD. CHECK
+/// examines an attachment that `has_own_tables_only`: the configured policy must be in force.
 fn restore_policy(
     table: &mut IptablesTable,
     network: &str,
@@ -190,7 +191,8 @@ fn restore_policy(
     }
 }
 
-/// Whether the table has a rule of another policy of the bridge. Rules that others add for the bridge are no policy.
+/// Whether the table has a rule of another policy of the bridge. Rules that others add for the
+/// bridge are no policy.
 fn is_other_policy_in_force(table: &IptablesTable, bridge: &str, policy: IngressPolicy) -> bool {
     let own = bridge_rules(bridge, policy);
     let mut others = [IngressPolicy::SameBridge, IngressPolicy::Isolated]
@@ -243,9 +245,9 @@ fn policy_rules(pod: &FirewallPart) -> Vec<IptablesRule> {
     }
 }
 
-/// Deletes the attachment's rules in every flavour of iptables, also rules of the reference, except the rules of
-/// addresses that another attachment has meanwhile. Also deletes the policy of the attachment's `own` link, if any. The
-/// chains remain.
+/// Deletes the attachment's rules in every flavour of iptables, also rules of the reference, except
+/// the rules of addresses that another attachment has meanwhile. Also deletes the policy of the
+/// attachment's `own` link, if any. The chains remain.
 pub(super) fn delete_rules(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
@@ -274,7 +276,8 @@ fn unshared_ips(ips: &[IpAddr], family: IpFamily, owner: AttachmentId<'_>) -> Ve
     ips
 }
 
-/// Whether another attachment than the owner has the address, according to its record or to a lease of its container.
+/// Whether another attachment than the owner has the address, according to its record or to a lease
+/// of its container.
 fn is_used_by_other(ip: IpAddr, owner: AttachmentId<'_>) -> bool {
     let others = other_attachments::<FirewallPart>(RECORDS, ip, owner);
     others.iter().any(|(_, pod)| pod.backend == RuleBackend::Iptables && pod.admin.is_some())
@@ -321,7 +324,8 @@ fn remove_address_rules(table: &mut IptablesTable, ips: &[IpAddr]) {
     }
 }
 
-/// Creates the rules for the content of our tables of `nf_tables`, without owners, as the reference does.
+/// Creates the rules for the content of our tables of `nf_tables`, without owners, as the reference
+/// does.
 pub(super) fn create_ownerless_rules(
     filter: &PacketFilter,
     ips: &[IpAddr],

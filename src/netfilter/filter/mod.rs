@@ -1,4 +1,5 @@
-//! Which forwarded traffic of containers is accepted: rules per attachment, in one of three back ends.
+//! Which forwarded traffic of containers is accepted: rules per attachment, in one of three back
+//! ends.
 //!
 //! | file | |
 //! | --- | --- |
@@ -55,8 +56,8 @@ pub struct FirewallPart {
     pub policy: IngressPolicy,
     /// The bridge; with [`IngressPolicy::Open`] it may be missing.
     pub bridge: Option<String>,
-    /// The administrator's chain in iptables; `None` if firewalld accepts the addresses, and only the policy is
-    /// enforced here.
+    /// The administrator's chain in iptables; `None` if firewalld accepts the addresses, and only
+    /// the policy is enforced here.
     pub admin: Option<String>,
 }
 
@@ -92,9 +93,9 @@ impl IngressPolicy {
     }
 }
 
-/// Whether this record decides the policy that is restored on a bridge that has lost its policy. The latest record with
-/// rules decides among those with the same back end, network and bridge; among records of one second, the one with the
-/// strictest policy.
+/// Whether this record decides the policy that is restored on a bridge that has lost its policy.
+/// The latest record with rules decides among those with the same back end, network and bridge;
+/// among records of one second, the one with the strictest policy.
 fn decides_policy(
     kept: &StoredRecord<Value>,
     all: &[StoredRecord<Value>],
@@ -108,14 +109,15 @@ fn decides_policy(
         let policy = policy.and_then(|policy| IngressPolicy::deserialize(policy).ok());
         (kept.record.created, policy.map(|policy| policy as u8), owner.id, owner.ifname)
     }
-    // Parts are decoded last, and only up to the first such record: a table may have the rules of hundreds.
+    // Parts are decoded last, and only up to the first such record: a table may have the rules of
+    // hundreds.
     let mut later =
         all.iter().filter(|other| place(other) == place(kept) && rank(other) > rank(kept));
     !later.any(|other| has_rules(&other.content))
 }
 
-/// Accepts the attachment's traffic, and applies the policy to its bridge. After a failure, [`delete_rules`] removes
-/// the rest.
+/// Accepts the attachment's traffic, and applies the policy to its bridge. After a failure,
+/// [`delete_rules`] removes the rest.
 pub fn add_rules(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &FirewallPart) -> Result<()> {
     if pod.backend == RuleBackend::Nftables {
         RECORDS.add_part(owner, pod);
@@ -137,9 +139,9 @@ pub fn has_nft_elements(
     Ok(nft::has_elements(filter.nft_socket()?, owner, ips)?)
 }
 
-/// Deletes the attachment's rules in both back ends: the rules of the addresses `ips`, and of the addresses in its
-/// record. Without `ports` the sets of `nf_tables` are searched, also for other addresses. Continues after an error;
-/// the errors are joined.
+/// Deletes the attachment's rules in both back ends: the rules of the addresses `ips`, and of the
+/// addresses in its record. Without `ports` the sets of `nf_tables` are searched, also for other
+/// addresses. Continues after an error; the errors are joined.
 pub fn delete_rules(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
@@ -160,8 +162,8 @@ pub fn delete_rules(
     ])
 }
 
-/// The link whose policy is for this attachment alone: the host's end of a pair without a bridge, as ptp creates it,
-/// which is deleted with the container.
+/// The link whose policy is for this attachment alone: the host's end of a pair without a bridge,
+/// as ptp creates it, which is deleted with the container.
 fn link_with_own_policy(pod: &FirewallPart) -> Option<&str> {
     let has_policy = pod.policy != IngressPolicy::Open && pod.ports.is_empty();
     let link = pod.bridge.as_deref().filter(|_| has_policy)?;
@@ -169,8 +171,9 @@ fn link_with_own_policy(pod: &FirewallPart) -> Option<&str> {
     found.is_none_or(|found| found.kind.as_deref() == Some("veth")).then_some(link)
 }
 
-/// The links in `policies` whose policy has no effect: links that do not exist, and bridges without ports, except the
-/// links of living attachments. To be called after the policies are read: ADD writes its record before its policy.
+/// The links in `policies` whose policy has no effect: links that do not exist, and bridges without
+/// ports, except the links of living attachments. To be called after the policies are read: ADD
+/// writes its record before its policy.
 fn unused_policy_links(mut policies: HashSet<String>) -> HashSet<String> {
     if policies.is_empty() {
         return policies;
@@ -194,8 +197,9 @@ fn unused_policy_links(mut policies: HashSet<String>) -> HashSet<String> {
     policies
 }
 
-/// Removes the rules of the network's attachments that are not among `valid`, and the policies of links that are not in
-/// use; with `nf_tables`, if no attachment is valid, the policies of the network, too.
+/// Removes the rules of the network's attachments that are not among `valid`, and the policies of
+/// links that are not in use; with `nf_tables`, if no attachment is valid, the policies of the
+/// network, too.
 pub fn remove_stale_rules(
     filter: &PacketFilter,
     network: &str,
@@ -212,8 +216,8 @@ pub fn remove_stale_rules(
     ])
 }
 
-/// Rewrites our tables of `nf_tables` into iptables rules, the only ones of the reference. Counts addresses and
-/// bridges. Without iptables nothing is changed.
+/// Rewrites our tables of `nf_tables` into iptables rules, the only ones of the reference. Counts
+/// addresses and bridges. Without iptables nothing is changed.
 fn hand_over(filter: &PacketFilter) -> Result<HandoverCount> {
     let mut handed = HandoverCount::default();
     if let Some(nft) = filter.nft_socket_if_present()? {

@@ -1,5 +1,5 @@
-//! Filter rules in `nf_tables`: two tables of our own with a fixed number of rules. An attachment adds only elements
-//! of sets.
+//! Filter rules in `nf_tables`: two tables of our own with a fixed number of rules. An attachment
+//! adds only elements of sets.
 //!
 //! ```text
 //! table inet cnibox_firewall {
@@ -29,14 +29,16 @@
 //! }
 //! ```
 //!
-//! Connections that the host translates to a container, to a published port, are accepted. If the container's bridge
-//! has the policy `same-bridge`, they are accepted from any bridge: a port is published in order to be reached.
+//! Connections that the host translates to a container, to a published port, are accepted. If the
+//! container's bridge has the policy `same-bridge`, they are accepted from any bridge: a port is
+//! published in order to be reached.
 //!
-//! Packets that are accepted here may still be dropped by another table or by iptables: no table can overrule a drop of
-//! another. A node that drops forwarded traffic by default does so in the chain `forward` above (`nft chain inet
-//! cnibox_firewall forward '{ policy drop; }'`), which is created once and then left unchanged. Dropping frames between
-//! ports needs no `br_netfilter`, and applies to all protocols, also with the back end iptables. Frames between a
-//! container and the bridge itself, such as ARP, are not forwarded and so not dropped.
+//! Packets that are accepted here may still be dropped by another table or by iptables: no table
+//! can overrule a drop of another. A node that drops forwarded traffic by default does so in the
+//! chain `forward` above (`nft chain inet cnibox_firewall forward '{ policy drop; }'`), which is
+//! created once and then left unchanged. Dropping frames between ports needs no `br_netfilter`, and
+//! applies to all protocols, also with the back end iptables. Frames between a container and the
+//! bridge itself, such as ARP, are not forwarded and so not dropped.
 
 use std::net::IpAddr;
 
@@ -98,8 +100,8 @@ fn address_elements(owner: AttachmentId<'_>, ips: &[IpAddr]) -> Vec<SetElement> 
         .collect()
 }
 
-/// The elements of an attachment, and whether they are to be present or absent. With the back end iptables only the
-/// ports are isolated here.
+/// The elements of an attachment, and whether they are to be present or absent. With the back end
+/// iptables only the ports are isolated here.
 fn desired_elements(owner: AttachmentId<'_>, pod: &FirewallPart) -> Vec<(SetElement, bool)> {
     let (own, shared) = (owner.object_label(), network_label(owner.network));
     let port = |port: &String| PORTS.element_with_key(port.as_str()).with_comment(&own);
@@ -284,8 +286,8 @@ pub(super) fn has_elements(
     Ok(!find_own_elements(nft, owner, ips)?.is_empty())
 }
 
-/// The part of a record without the policy of its bridge, unless this record decides the policy, and none is in force:
-/// a policy in force is that of the latest ADD, which may be gone.
+/// The part of a record without the policy of its bridge, unless this record decides the policy,
+/// and none is in force: a policy in force is that of the latest ADD, which may be gone.
 pub(super) fn decided_part(
     filter: &PacketFilter,
     kept: &StoredRecord<Value>,
@@ -304,8 +306,8 @@ pub(super) fn decided_part(
     Ok(part)
 }
 
-/// Removes the attachment's elements; without addresses or ports they are searched for. Removes the policy of its `own`
-/// link, if any.
+/// Removes the attachment's elements; without addresses or ports they are searched for. Removes the
+/// policy of its `own` link, if any.
 pub(super) fn delete_elements(
     nft: &NftSocket,
     owner: AttachmentId<'_>,
@@ -326,8 +328,8 @@ pub(super) fn delete_elements(
     })
 }
 
-/// Removes stale elements, if no attachment is valid all elements of the network, and the policies of links that are
-/// not in use.
+/// Removes stale elements, if no attachment is valid all elements of the network, and the policies
+/// of links that are not in use.
 pub(super) fn remove_stale_elements(
     nft: &NftSocket,
     network: &str,
@@ -354,7 +356,8 @@ pub(super) fn remove_stale_elements(
 /// Bridges with a policy.
 type BridgePolicies = Vec<(String, IngressPolicy)>;
 
-/// The content of the tables that rules of the reference can express: the containers' addresses and the policies.
+/// The content of the tables that rules of the reference can express: the containers' addresses and
+/// the policies.
 pub(super) fn read_content(nft: &NftSocket) -> NetlinkResult<(Vec<IpAddr>, BridgePolicies)> {
     let (mut ips, mut bridges) = (Vec::new(), Vec::new());
     for element in nft.find_elements(&PODS, &[])? {

@@ -1,6 +1,7 @@
 //! Tables of iptables on top of `nf_tables`, read and changed over netlink: no process is started.
 //!
-//! A rule is deleted by its handle. Changes apply only if nothing has changed since the table was read.
+//! A rule is deleted by its handle. Changes apply only if nothing has changed since the table was
+//! read.
 
 use std::collections::HashSet;
 
@@ -19,8 +20,8 @@ use cni::error::{Error, ErrorCode, Result};
 /// The prefix of the names of CNI plugins' chains.
 const CNI: &str = "CNI";
 
-/// The number of chains from which on all rules of the table are read at once, if the table has not many chains of other
-/// programs.
+/// The number of chains from which on all rules of the table are read at once, if the table has not
+/// many chains of other programs.
 const FEW: usize = 16;
 
 /// How often a change is planned again after other programs have changed the packet filter.
@@ -32,8 +33,8 @@ struct TableSnapshot {
     handles: Vec<(IptablesRule, u64)>,
 }
 
-/// Reads the chains of the scope. With [`ChainScope::All`] these are the chains of CNI plugins, and the base chains,
-/// which lead to them; of other chains only the names are read.
+/// Reads the chains of the scope. With [`ChainScope::All`] these are the chains of CNI plugins, and
+/// the base chains, which lead to them; of other chains only the names are read.
 pub(super) fn read_table(
     nft: &NftSocket,
     family: IpFamily,
@@ -43,7 +44,8 @@ pub(super) fn read_table(
     Ok(TableSnapshot::read_scope(nft, family, name, scope)?.table)
 }
 
-/// Commits the changes of `plan`. Returns false if a rule cannot be expressed, or the kernel lacks an extension of it.
+/// Commits the changes of `plan`. Returns false if a rule cannot be expressed, or the kernel lacks
+/// an extension of it.
 pub(super) fn update_table(
     nft: &NftSocket,
     family: IpFamily,

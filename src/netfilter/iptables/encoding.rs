@@ -7,8 +7,8 @@
 //! | `-j ACCEPT`, `DROP`, `RETURN`, a chain | `immediate` with a verdict |
 //! | `-j` of another target | `target` of `nft_compat` |
 //!
-//! Every release of iptables prints what is written here, so a prefix is always a `bitwise`, and a port a `match`. Both
-//! forms are read.
+//! Every release of iptables prints what is written here, so a prefix is always a `bitwise`, and a
+//! port a `match`. Both forms are read.
 
 use std::net::IpAddr;
 
@@ -21,8 +21,8 @@ use crate::netlink::nftables::{
 };
 use cni::ip::host_net;
 
-/// The word that stands for expressions which are not decoded. No rule of this program contains it, so a rule with such
-/// expressions never counts as one of ours.
+/// The word that stands for expressions which are not decoded. No rule of this program contains it,
+/// so a rule with such expressions never counts as one of ours.
 const OTHER: &str = "(other)";
 
 /// A value, and whether packets match if they have this value (true) or another one (false).
@@ -171,7 +171,8 @@ impl DecodedRule {
     }
 }
 
-/// The name of an interface as iptables prints it: a `+` stands for the rest of a name without its NUL.
+/// The name of an interface as iptables prints it: a `+` stands for the rest of a name without its
+/// NUL.
 fn decode_interface(value: &[u8]) -> Option<String> {
     let end = value.iter().position(|byte| *byte == 0);
     let name = str::from_utf8(&value[..end.unwrap_or(value.len())]).ok()?;

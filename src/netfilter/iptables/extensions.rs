@@ -1,5 +1,5 @@
-//! The matches and targets of iptables: words, and the structures of `linux/netfilter/xt_*.h`, which `nft_compat`
-//! passes to the extensions of the kernel.
+//! The matches and targets of iptables: words, and the structures of `linux/netfilter/xt_*.h`,
+//! which `nft_compat` passes to the extensions of the kernel.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -29,7 +29,8 @@ const STATES: [(&str, u16); 7] = [
     ("SNAT", 64),
     ("DNAT", 128),
 ];
-/// The offset of `match_flags` in `struct xt_conntrack_mtinfo3`, after addresses, times, protocol and ports.
+/// The offset of `match_flags` in `struct xt_conntrack_mtinfo3`, after addresses, times, protocol
+/// and ports.
 const CONNTRACK_FLAGS: usize = 128 + 8 + 10;
 /// `NF_NAT_RANGE_MAP_IPS | NF_NAT_RANGE_PROTO_SPECIFIED`
 const TO_ADDRESS_AND_PORT: u32 = 1 | 2;
@@ -226,8 +227,8 @@ impl IptablesTarget {
                 let (value, mask) = parse_mark(text)?;
                 IptablesTarget::SetMark { value, mask }
             }
-            // The targets of iptables are modules, in capitals; chains of this program and of administrators are
-            // not the names of targets.
+            // The targets of iptables are modules, in capitals; chains of this program and of
+            // administrators are not the names of targets.
             (chain, []) if !TARGETS.contains(&chain) => {
                 IptablesTarget::Verdict(PacketVerdict::jump_to(chain))
             }

@@ -1,12 +1,13 @@
 //! Reads tables of iptables, and changes them in one transaction.
 //!
-//! A [`IptablesTable`] records only necessary changes, so a plan is idempotent, and [`IptablesHandle::update_table`]
-//! plans again if another program has changed the table in between. Rules are compared word by word with the output of
-//! `iptables-save`: write them in its order (addresses and interfaces, protocol, matches, target) and with prefix
-//! lengths.
+//! A [`IptablesTable`] records only necessary changes, so a plan is idempotent, and
+//! [`IptablesHandle::update_table`] plans again if another program has changed the table in
+//! between. Rules are compared word by word with the output of `iptables-save`: write them in its
+//! order (addresses and interfaces, protocol, matches, target) and with prefix lengths.
 //!
-//! iptables on top of `nf_tables` is read and changed over netlink. iptables-legacy, an `iptables` that is a script,
-//! and rules with words that this program does not know need `iptables-save` and `iptables-restore`.
+//! iptables on top of `nf_tables` is read and changed over netlink. iptables-legacy, an `iptables`
+//! that is a script, and rules with words that this program does not know need `iptables-save` and
+//! `iptables-restore`.
 //!
 //! | file | |
 //! | --- | --- |
@@ -40,15 +41,16 @@ use cni::error::{Error, ErrorCode, Result};
 /// Serialises the changes of our processes; the lock of iptables itself is taken by its programs.
 const LOCK: &str = "/run/cnibox-iptables.lock";
 
-/// The timeout of the lock: with tens of thousands of rules a change takes a second, and a hundred pods may start
-/// at once.
+/// The timeout of the lock: with tens of thousands of rules a change takes a second, and a hundred
+/// pods may start at once.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long a change is retried while other programs change the table, too.
 const RETRIES: Duration = Duration::from_secs(10);
 
-/// How often an identical change of an identical table fails before the failure is final. Another program may undo
-/// its own change between two reads, and a busy kernel refuses changes temporarily.
+/// How often an identical change of an identical table fails before the failure is final. Another
+/// program may undo its own change between two reads, and a busy kernel refuses changes
+/// temporarily.
 const REFUSALS: usize = 4;
 
 /// The remedy where iptables lacks what its rules need.
@@ -73,7 +75,8 @@ pub enum IptablesFlavour {
 /// The chains of a table that a plan needs.
 #[derive(Clone, Copy)]
 pub enum ChainScope<'a> {
-    /// The chains with these names, and those that their rules for which the function is true jump to.
+    /// The chains with these names, and those that their rules for which the function is true jump
+    /// to.
     Chains(&'a [&'a str], &'a dyn Fn(&IptablesRule) -> bool),
     /// The base chains and all chains of CNI plugins.
     All,
@@ -94,8 +97,8 @@ impl<'a> ChainScope<'a> {
     }
 }
 
-/// The lines of a built-in chain of iptables-legacy, its policy included; `None` if it cannot be listed. The crate
-/// reports no failure, so the line with the policy is required.
+/// The lines of a built-in chain of iptables-legacy, its policy included; `None` if it cannot be
+/// listed. The crate reports no failure, so the line with the policy is required.
 pub fn list_legacy_chain(family: IpFamily, table: &str, chain: &str) -> Option<Vec<String>> {
     // For the life of the process, as the crate demands.
     static PROGRAMS: [OnceLock<Option<PathBuf>>; 2] = [const { OnceLock::new() }; 2];
@@ -160,8 +163,8 @@ impl IptablesPrograms {
         Ok(IptablesTable::parse_save_output(name, &text))
     }
 
-    /// Reads a table and commits the changes of `plan`, again if that fails. On `nf_tables` iptables-restore applies
-    /// its changes to the table as it is by then.
+    /// Reads a table and commits the changes of `plan`, again if that fails. On `nf_tables`
+    /// iptables-restore applies its changes to the table as it is by then.
     fn update_table(&self, name: &str, plan: &dyn Fn(&mut IptablesTable)) -> Result<()> {
         let until = Instant::now() + RETRIES;
         let (mut former, mut refusals) = (None, 0);
@@ -203,8 +206,8 @@ pub struct IptablesHandle<'n> {
 }
 
 impl<'n> IptablesHandle<'n> {
-    /// The tables of a flavour, over the socket if there is one; `None` if programs are required that are not
-    /// installed.
+    /// The tables of a flavour, over the socket if there is one; `None` if programs are required
+    /// that are not installed.
     pub(super) fn open_if_usable(
         family: IpFamily,
         flavour: IptablesFlavour,
@@ -231,8 +234,8 @@ impl<'n> IptablesHandle<'n> {
 
     /// Reads the chains of the scope, and commits the changes of `plan` in one transaction.
     ///
-    /// Our processes are serialised by a lock. If the lock file cannot be created, there is no lock; a lock timeout is
-    /// an error.
+    /// Our processes are serialised by a lock. If the lock file cannot be created, there is no
+    /// lock; a lock timeout is an error.
     pub fn update_table(
         &self,
         name: &str,
@@ -243,8 +246,8 @@ impl<'n> IptablesHandle<'n> {
         self.update_locked(name, scope, plan)
     }
 
-    /// Like [`IptablesHandle::update_table`], for deletions, which ignore a lock timeout: a container that cannot be
-    /// deleted is worse than a rule that is deleted twice.
+    /// Like [`IptablesHandle::update_table`], for deletions, which ignore a lock timeout: a
+    /// container that cannot be deleted is worse than a rule that is deleted twice.
     pub fn delete_from_table(
         &self,
         name: &str,

@@ -1,8 +1,8 @@
 //! The model of an iptables table, and the pending changes as lines for iptables-restore.
 //!
-//! Two checks prevent that a configured value adds commands to the script: every kind of word is validated when the
-//! configuration is read ([`require_chain_name`], [`require_words`]), and [`restore_script`] refuses every line with a
-//! control character.
+//! Two checks prevent that a configured value adds commands to the script: every kind of word is
+//! validated when the configuration is read ([`require_chain_name`], [`require_words`]), and
+//! [`restore_script`] refuses every line with a control character.
 
 use std::collections::HashSet;
 
@@ -13,8 +13,9 @@ const CHAIN: usize = 28;
 /// The maximum length of an interface name: `IFNAMSIZ` - 1.
 const INTERFACE: usize = 15;
 
-/// Refuses an invalid chain name: iptables accepts 1 to 28 bytes without spaces that do not start with `-` or `!`.
-/// Quotation marks would have to be escaped where iptables-save does not escape them.
+/// Refuses an invalid chain name: iptables accepts 1 to 28 bytes without spaces that do not start
+/// with `-` or `!`. Quotation marks would have to be escaped where iptables-save does not escape
+/// them.
 pub fn require_chain_name(key: &str, name: &str) -> Result<()> {
     let is_short = !name.is_empty() && name.len() <= CHAIN;
     if is_short
@@ -29,8 +30,8 @@ pub fn require_chain_name(key: &str, name: &str) -> Result<()> {
     ))
 }
 
-/// Refuses an interface name that a rule cannot match: names that the kernel refuses, quotation marks, and a
-/// trailing `+`, which is a wildcard in iptables.
+/// Refuses an interface name that a rule cannot match: names that the kernel refuses, quotation
+/// marks, and a trailing `+`, which is a wildcard in iptables.
 pub fn require_interface_name(key: &str, name: &str) -> Result<()> {
     if (1..=INTERFACE).contains(&name.len())
         && !name.contains(|c: char| c.is_control() || c.is_whitespace() || "/\"'\\".contains(c))
@@ -214,7 +215,8 @@ impl IptablesTable {
         self.changes.first().map(TableChange::script_line)
     }
 
-    /// The first pending rule that the table lacked `before`, else the first pending change, as text.
+    /// The first pending rule that the table lacked `before`, else the first pending change, as
+    /// text.
     pub fn first_difference(&self, before: &IptablesTable) -> Option<String> {
         self.changes
             .iter()
@@ -320,7 +322,8 @@ impl IptablesTable {
     }
 }
 
-/// The input of iptables-restore for these changes of a table. Fails if a line has a control character.
+/// The input of iptables-restore for these changes of a table. Fails if a line has a control
+/// character.
 pub(super) fn restore_script(name: &str, changes: &[TableChange]) -> Result<String> {
     let lines: Vec<String> = changes.iter().map(TableChange::script_line).collect();
     match lines.iter().find(|line| line.contains(char::is_control)) {

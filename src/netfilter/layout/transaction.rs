@@ -14,11 +14,12 @@ use crate::netlink::nftables::{
 };
 use crate::netlink::{NetlinkError, NetlinkResult};
 
-/// How often a change is planned again after a conflict; in each conflict another process makes progress.
+/// How often a change is planned again after a conflict; in each conflict another process makes
+/// progress.
 const ATTEMPTS: usize = 200;
 
-/// The number of conflicts after which other tables are not restored: one of them may have foreign objects that
-/// refuse every attempt.
+/// The number of conflicts after which other tables are not restored: one of them may have foreign
+/// objects that refuse every attempt.
 const OWN_TABLES_ONLY_AFTER: usize = 10;
 
 /// Adds changes to a transaction. Gets the elements that were found for the keys of `wanted`.
@@ -44,13 +45,16 @@ pub struct LayoutTransaction<'n> {
     pub batch: NftBatch,
     /// The chains that the batch creates for elements that jump to them.
     new_chains: HashSet<(NftTable<'static>, String)>,
-    /// If there is damage: the elements that flushed sets have again, or will have after the commit.
+    /// If there is damage: the elements that flushed sets have again, or will have after the
+    /// commit.
     present_elements: Option<HashMap<(NftSet<'static>, ElementKey), SetElement>>,
-    /// For [`CniboxTables::repair_tables`], which looks for missing elements in all sets, flushed or not.
+    /// For [`CniboxTables::repair_tables`], which looks for missing elements in all sets, flushed
+    /// or not.
     is_repair: bool,
     /// Whether only the tables of the change are restored.
     has_own_tables_only: bool,
-    /// Whether the commit fails with `ERESTART` if another process has changed anything since the first read.
+    /// Whether the commit fails with `ERESTART` if another process has changed anything since the
+    /// first read.
     is_conditional: bool,
     /// The records that state is restored from.
     records: Vec<(RecordStore, String)>,
@@ -59,8 +63,8 @@ pub struct LayoutTransaction<'n> {
 }
 
 impl CniboxTables<'_> {
-    /// Commits the changes of `fill` in the tables of `layouts`. The same transaction restores these tables, and the
-    /// state of other attachments that a flush has deleted.
+    /// Commits the changes of `fill` in the tables of `layouts`. The same transaction restores
+    /// these tables, and the state of other attachments that a flush has deleted.
     pub fn change_tables(
         &self,
         layouts: &[TableLayout],
@@ -70,12 +74,14 @@ impl CniboxTables<'_> {
         self.commit_with_retries(layouts, wanted, false, fill)
     }
 
-    /// Restores all state of the attachments of this host in all of our tables, single elements included.
+    /// Restores all state of the attachments of this host in all of our tables, single elements
+    /// included.
     pub fn repair_tables(&self) -> NetlinkResult<()> {
         self.commit_with_retries(&[], &[], true, &mut |_, _| Ok(()))
     }
 
-    /// Plans and commits; again after a conflict with another process that created, deleted or restored something.
+    /// Plans and commits; again after a conflict with another process that created, deleted or
+    /// restored something.
     fn commit_with_retries(
         &self,
         layouts: &[TableLayout],
@@ -175,10 +181,12 @@ impl LayoutTransaction<'_> {
     }
 
     /// Like [`LayoutTransaction::replace_element`], unless the element that was found is
-    /// [left](is_left_in_place) to another attachment. Returns whether the attachment has the element.
+    /// [left](is_left_in_place) to another attachment. Returns whether the attachment has the
+    /// element.
     ///
-    /// An element that is left is written again: a concurrent deletion of its owner, which may not have seen the record
-    /// of this attachment, is refused and planned again, or refuses this transaction.
+    /// An element that is left is written again: a concurrent deletion of its owner, which may not
+    /// have seen the record of this attachment, is refused and planned again, or refuses this
+    /// transaction.
     pub fn claim_element(&mut self, found: Option<&SetElement>, element: &SetElement) -> bool {
         let Some(left) = found.filter(|found| is_left_in_place(found, element)) else {
             self.replace_element(found, element);
@@ -226,13 +234,14 @@ impl LayoutTransaction<'_> {
         living
     }
 
-    /// Makes the commit fail, and the change be planned again, if another process has changed anything since the first
-    /// read.
+    /// Makes the commit fail, and the change be planned again, if another process has changed
+    /// anything since the first read.
     pub fn require_unchanged(&mut self) {
         self.is_conditional = true;
     }
 
-    /// How much of rules is compared: all of them only where something is missing already, or for a repair.
+    /// How much of rules is compared: all of them only where something is missing already, or for a
+    /// repair.
     pub fn rule_comparison(&self) -> RuleComparison {
         if self.present_elements.is_some() {
             RuleComparison::RuleSet
@@ -241,7 +250,8 @@ impl LayoutTransaction<'_> {
         }
     }
 
-    /// Whether the caller has to create the chain, because nothing in this transaction has created it yet.
+    /// Whether the caller has to create the chain, because nothing in this transaction has created
+    /// it yet.
     pub fn begin_chain(&mut self, table: NftTable<'static>, chain: &str) -> bool {
         self.new_chains.insert((table, chain.to_owned()))
     }
@@ -271,8 +281,8 @@ impl LayoutTransaction<'_> {
         self.present_elements.as_ref()?.get(&(wanted.set, wanted.key.clone()))
     }
 
-    /// Like [`LayoutTransaction::put_element`], if the set was flushed and has no element with this key. Returns
-    /// whether the element is restored.
+    /// Like [`LayoutTransaction::put_element`], if the set was flushed and has no element with this
+    /// key. Returns whether the element is restored.
     pub fn restore_element(&mut self, element: &SetElement) -> bool {
         let is_missing = self.is_flushed(element.set) && self.find_present(element).is_none();
         if is_missing {
@@ -281,14 +291,16 @@ impl LayoutTransaction<'_> {
         is_missing
     }
 
-    /// Whether [`LayoutTransaction::restore_with_data`] leaves the element to the attachment, with its data.
+    /// Whether [`LayoutTransaction::restore_with_data`] leaves the element to the attachment, with
+    /// its data.
     pub fn will_have_data(&self, element: &SetElement) -> bool {
         self.is_flushed(element.set)
             && self.find_present(element).is_none_or(|found| is_ownerless_or_own(found, element))
     }
 
-    /// Like [`LayoutTransaction::restore_element`]; also corrects the data of the attachment's element, which is
-    /// outdated after an ADD that was killed between writing the record and the rules.
+    /// Like [`LayoutTransaction::restore_element`]; also corrects the data of the attachment's
+    /// element, which is outdated after an ADD that was killed between writing the record and
+    /// the rules.
     pub fn restore_with_data(&mut self, element: &SetElement) {
         if !self.restore_element(element)
             && self
@@ -329,8 +341,8 @@ impl LayoutTransaction<'_> {
         remove_deleted_attachments(self.nft, self.state, &self.records)
     }
 
-    /// Commits the batch. The kernel refuses a batch that creates base chains in a table and clears its flag `dormant`;
-    /// in that case another batch clears the flag first.
+    /// Commits the batch. The kernel refuses a batch that creates base chains in a table and clears
+    /// its flag `dormant`; in that case another batch clears the flag first.
     fn commit_repair(&self, batch: NftBatch, generation: u32) -> NetlinkResult<()> {
         let dormant: Vec<_> = self.views.iter().filter_map(|view| view.dormant).collect();
         if dormant.is_empty() {
@@ -380,7 +392,8 @@ impl LayoutTransaction<'_> {
     }
 }
 
-/// Whether the element is the attachment's, or its comment names no attachment: another program has written it.
+/// Whether the element is the attachment's, or its comment names no attachment: another program has
+/// written it.
 fn is_ownerless_or_own(found: &SetElement, own: &SetElement) -> bool {
     has_same_owner(found, own)
         || !instance_in_comment(found.comment.as_deref()).is_some_and(|instance| {
@@ -388,8 +401,8 @@ fn is_ownerless_or_own(found: &SetElement, own: &SetElement) -> bool {
         })
 }
 
-/// Deletes the restored state of attachments whose records were deleted meanwhile: their DEL may have ended before
-/// the commit.
+/// Deletes the restored state of attachments whose records were deleted meanwhile: their DEL may
+/// have ended before the commit.
 fn remove_deleted_attachments(
     nft: &NftSocket,
     state: &[RestorableState],

@@ -6,8 +6,8 @@
 //! -A CNI-<hash> ! -d 224.0.0.0/4 .. -j MASQUERADE
 //! ```
 //!
-//! The interface is not part of any name: two attachments of a container to one network share the chain, which is
-//! deleted with the last address.
+//! The interface is not part of any name: two attachments of a container to one network share the
+//! chain, which is deleted with the last address.
 
 use std::collections::BTreeSet;
 
@@ -117,7 +117,8 @@ pub(super) fn delete_rules(
     )
 }
 
-/// Also deletes the rules of old versions of the reference, which matched the whole subnet in POSTROUTING.
+/// Also deletes the rules of old versions of the reference, which matched the whole subnet in
+/// POSTROUTING.
 fn plan_deletion(table: &mut IptablesTable, owner: AttachmentId<'_>, addrs: &[IpNet]) {
     let (chain, comment) = (owner.iptables_chain(""), owner.rule_comment());
     let sources = addrs.iter().flat_map(|addr| [host_net(addr.addr()), addr.trunc()]);
@@ -126,7 +127,8 @@ fn plan_deletion(table: &mut IptablesTable, owner: AttachmentId<'_>, addrs: &[Ip
         rule.goes_to(&chain)
             && match rule.option_value("-s") {
                 Some(source) if !addrs.is_empty() => sources.iter().any(|own| own == source),
-                // Another network and container may share the chain: its name is a hash of both texts joined.
+                // Another network and container may share the chain: its name is a hash of both
+                // texts joined.
                 _ => {
                     addrs.is_empty() && rule.option_value("--comment").is_none_or(|c| c == comment)
                 }
@@ -145,8 +147,8 @@ pub(super) fn remove_stale_rules(
     })
 }
 
-/// Deletes the chains of the network's containers without a valid attachment. They are found by the comments of
-/// their rules, or of a rule in POSTROUTING without its chain.
+/// Deletes the chains of the network's containers without a valid attachment. They are found by the
+/// comments of their rules, or of a rule in POSTROUTING without its chain.
 fn plan_stale_removal(table: &mut IptablesTable, network: &str, valid: &[AttachmentId<'_>]) {
     let prefix = rule_comment_prefix(network);
     let mut stale: BTreeSet<(String, String)> = BTreeSet::new();

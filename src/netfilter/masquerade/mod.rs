@@ -1,9 +1,11 @@
-//! Masquerading: packets from a container to destinations outside its subnet get the host's address.
+//! Masquerading: packets from a container to destinations outside its subnet get the host's
+//! address.
 //!
-//! Packets to multicast addresses and to the container's own subnet are not changed. [`add_addresses`] uses one back
-//! end; the other functions examine both back ends, and the layouts of this program and of the reference plugins. A
-//! container is identified by its [`AttachmentId`] and, where the caller knows them, its addresses: DEL needs neither
-//! the namespace nor the interface nor a result.
+//! Packets to multicast addresses and to the container's own subnet are not changed.
+//! [`add_addresses`] uses one back end; the other functions examine both back ends, and the layouts
+//! of this program and of the reference plugins. A container is identified by its [`AttachmentId`]
+//! and, where the caller knows them, its addresses: DEL needs neither the namespace nor the
+//! interface nor a result.
 //!
 //! | file | layout |
 //! | --- | --- |
@@ -88,8 +90,8 @@ pub fn check_addresses(
     })
 }
 
-/// Ends masquerading for the owner in all back ends. Without addresses the owner's rules are found by their comments
-/// and chain names.
+/// Ends masquerading for the owner in all back ends. Without addresses the owner's rules are found
+/// by their comments and chain names.
 pub fn delete_addresses(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,

@@ -1,5 +1,5 @@
-//! Masquerading on `nf_tables`. In our layout a packet finds its subnet's chain by its source address in a map, and
-//! a call changes one element per address, however many there are:
+//! Masquerading on `nf_tables`. In our layout a packet finds its subnet's chain by its source
+//! address in a map, and a call changes one element per address, however many there are:
 //!
 //! ```text
 //! table inet cnibox_masquerade {
@@ -20,10 +20,12 @@
 //! }
 //! ```
 //!
-//! An address of several attachments has the element of the first one, as with iptables, where the first chain decides.
+//! An address of several attachments has the element of the first one, as with iptables, where the
+//! first chain decides.
 //!
-//! The reference has one rule per address in `inet cni_plugins_masquerade`, chain `masq_checks`, with the same
-//! comments. Its rules are accepted and deleted; they are created only to hand over to the reference.
+//! The reference has one rule per address in `inet cni_plugins_masquerade`, chain `masq_checks`,
+//! with the same comments. Its rules are accepted and deleted; they are created only to hand over
+//! to the reference.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -213,8 +215,8 @@ pub(super) fn create_reference_rules(
     Ok(handed)
 }
 
-/// The elements that other living attachments would have if the addresses were theirs alone: the reference has a rule
-/// for each.
+/// The elements that other living attachments would have if the addresses were theirs alone: the
+/// reference has a rule for each.
 fn shared_elements(pods: &[SetElement]) -> Vec<SetElement> {
     let living = RECORDS.restorable_parts::<MasqueradePart>();
     let elements =

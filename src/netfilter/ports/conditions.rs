@@ -1,6 +1,8 @@
-//! `conditionsV4` and `conditionsV6` with nftables: additional conditions of all mappings, in the syntax of nft.
+//! `conditionsV4` and `conditionsV6` with nftables: additional conditions of all mappings, in the
+//! syntax of nft.
 //!
-//! Supported are addresses and interfaces, each with `==`, `!=` or no operator, any number of them in sequence:
+//! Supported are addresses and interfaces, each with `==`, `!=` or no operator, any number of them
+//! in sequence:
 //!
 //! ```text
 //! ip saddr 192.0.2.0/24        ip daddr != 10.0.0.1        ip saddr { 10.0.0.0/8, 192.0.2.7 }
@@ -43,8 +45,8 @@ impl MappingCondition {
     }
 }
 
-/// The alternatives for each family: a mapping applies if all conditions of one alternative match, or if there is no
-/// alternative.
+/// The alternatives for each family: a mapping applies if all conditions of one alternative match,
+/// or if there is no alternative.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MappingConditions {
     v4: Vec<Vec<MappingCondition>>,
@@ -67,7 +69,8 @@ impl From<&str> for ConditionRefusal {
 }
 
 impl MappingConditions {
-    /// Parses the words for both families, with at most `most` alternatives each, which lists multiply.
+    /// Parses the words for both families, with at most `most` alternatives each, which lists
+    /// multiply.
     pub fn parse(
         v4: &[String],
         v6: &[String],
@@ -98,7 +101,8 @@ impl MappingConditions {
     }
 }
 
-/// Parses the conditions of a family. A word may consist of several words of nft, as in `["ip saddr 10.0.0.1"]`.
+/// Parses the conditions of a family. A word may consist of several words of nft, as in `["ip saddr
+/// 10.0.0.1"]`.
 fn parse_conditions(
     family: IpFamily,
     words: &[String],

@@ -1,5 +1,5 @@
-//! Deletes tracked UDP connections. Such a connection keeps its translation for minutes, so after a mapping was added
-//! or deleted its packets would still go to the former destination.
+//! Deletes tracked UDP connections. Such a connection keeps its translation for minutes, so after a
+//! mapping was added or deleted its packets would still go to the former destination.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -9,8 +9,8 @@ use crate::netlink::conntrack::{ConntrackSocket, FlowSelection, TrackedFlow};
 use crate::netlink::nftables::{RuleInfo, TransportProtocol};
 use crate::netlink::{self, IpFamily, Netlink};
 
-/// After ADD: deletes the tracked connections to the mapped ports of this host with another destination.
-/// Connections that the host forwards are not affected.
+/// After ADD: deletes the tracked connections to the mapped ports of this host with another
+/// destination. Connections that the host forwards are not affected.
 pub fn delete_flows_to_other_targets(forward: &PortmapPart, host: &Netlink) {
     for target in forward.targets.iter().copied() {
         let (addr, family) = (target.addr(), IpFamily::of_address(target.addr()));

@@ -1,7 +1,8 @@
 //! The table `inet cnibox_portmap`.
 //!
-//! Only packets to local addresses of the host are looked up, for any port. The chains never change; containers are
-//! elements, and only mappings with conditions are rules, in the chain `conditional`:
+//! Only packets to local addresses of the host are looked up, for any port. The chains never
+//! change; containers are elements, and only mappings with conditions are rules, in the chain
+//! `conditional`:
 //!
 //! | map | element | |
 //! | --- | --- | --- |
@@ -10,14 +11,15 @@
 //! | `mapped4`, `mapped6` | container : goto `from-..` | containers whose clients' source is translated |
 //! | `attachments` | hash . hash : count | the number of an attachment's elements above |
 //!
-//! The chain `from-10.1.2.0/24` translates the source of clients in that subnet and of the host's loopback addresses,
-//! `from-all` the source of all clients. Such a chain is created with the first element that jumps to it. Connections
-//! whose destination another program translated to the container, such as those to a Service address, keep their
-//! source: a bit of the connection's mark, set in `hostports` and cleared in `postrouting`, tells which connections
-//! this table has translated. So the bit is set only while the first packet of a connection passes the host.
+//! The chain `from-10.1.2.0/24` translates the source of clients in that subnet and of the host's
+//! loopback addresses, `from-all` the source of all clients. Such a chain is created with the first
+//! element that jumps to it. Connections whose destination another program translated to the
+//! container, such as those to a Service address, keep their source: a bit of the connection's
+//! mark, set in `hostports` and cleared in `postrouting`, tells which connections this table has
+//! translated. So the bit is set only while the first packet of a connection passes the host.
 //!
-//! `::1` is not looked up: no packet with that source or destination can leave the host, so its translation would
-//! only hide the host's own services.
+//! `::1` is not looked up: no packet with that source or destination can leave the host, so its
+//! translation would only hide the host's own services.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -51,7 +53,8 @@ const PORT6: [ValueType; 3] = [ValueType::Ipv6Addr, ValueType::InetProto, ValueT
 const TO4: [ValueType; 2] = [ValueType::Ipv4Addr, ValueType::InetService];
 const TO6: [ValueType; 2] = [ValueType::Ipv6Addr, ValueType::InetService];
 
-/// One element for each attachment: its instance hash, in two halves of the length of interface names.
+/// One element for each attachment: its instance hash, in two halves of the length of interface
+/// names.
 pub(super) const ATTACHMENTS: NftSet<'_> =
     TABLE.value_map("attachments", &[ValueType::IfName, ValueType::IfName], &[ValueType::Mark]);
 
@@ -74,7 +77,8 @@ const SKIP: &str = "only what was translated here";
 const FORGET: &str = "the mark has served its purpose";
 const OWN: &str = "no container has ::1";
 
-/// The fields of a port; with an address of the host in front they are those of a port on one address.
+/// The fields of a port; with an address of the host in front they are those of a port on one
+/// address.
 const BY_PORT: [PacketField; 2] = [PacketField::L4proto, PacketField::Dport];
 const BY_PORT4: [PacketField; 3] = [PacketField::IpDaddr, PacketField::L4proto, PacketField::Dport];
 const BY_PORT6: [PacketField; 3] =
@@ -132,8 +136,8 @@ pub(super) const LAYOUT: TableLayout = TableLayout {
     ..TableLayout::new(TABLE)
 };
 
-/// The chain for the clients of a container; `None` if their source is not translated. nft accepts no colons in
-/// names.
+/// The chain for the clients of a container; `None` if their source is not translated. nft accepts
+/// no colons in names.
 pub(super) fn client_chain_name(snat: SourceTranslation, target: IpNet) -> Option<String> {
     match snat {
         SourceTranslation::Never => None,

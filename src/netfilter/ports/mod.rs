@@ -62,7 +62,8 @@ impl MappedPort {
         }
     }
 
-    /// Whether both mappings are for one port of all addresses of a family, or of the same single address.
+    /// Whether both mappings are for one port of all addresses of a family, or of the same single
+    /// address.
     pub fn shares_port_with(&self, other: &MappedPort) -> bool {
         let same_addresses = match (self.listen, other.listen) {
             (ListenAddresses::Family(one), ListenAddresses::Family(other)) => one == other,
@@ -89,8 +90,8 @@ impl MappedPort {
 pub enum SourceTranslation {
     /// No connection: the container sees the address of every client.
     Never,
-    /// Connections whose replies would not pass the host otherwise: from the host's loopback addresses, and from
-    /// containers on the same link.
+    /// Connections whose replies would not pass the host otherwise: from the host's loopback
+    /// addresses, and from containers on the same link.
     WhereNeeded,
     Always,
 }
@@ -100,7 +101,8 @@ pub enum SourceTranslation {
 pub struct PortmapPart {
     pub backend: RuleBackend,
     pub mappings: Vec<MappedPort>,
-    /// The container's addresses, at most one per family, with the prefix lengths of their subnets.
+    /// The container's addresses, at most one per family, with the prefix lengths of their
+    /// subnets.
     pub targets: Vec<IpNet>,
     /// Which connections' source addresses are translated.
     pub snat: SourceTranslation,
@@ -143,9 +145,9 @@ pub const FEATURE: FilterFeature = FilterFeature {
     })
 };
 
-/// Creates the mappings in one back end, after deleting those that an earlier ADD created in another. Earlier
-/// mappings of the attachment are replaced. If another container holds a port, nothing is created and the port is
-/// returned.
+/// Creates the mappings in one back end, after deleting those that an earlier ADD created in
+/// another. Earlier mappings of the attachment are replaced. If another container holds a port,
+/// nothing is created and the port is returned.
 pub fn add_mappings(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
@@ -167,8 +169,9 @@ pub fn add_mappings(
     }
 }
 
-/// Deletes the mappings of an attachment in every layout and back end, and tracked UDP connections to them. With the
-/// mappings of ADD `known`, the rules of others need not be read. Continues after an error; the errors are joined.
+/// Deletes the mappings of an attachment in every layout and back end, and tracked UDP connections
+/// to them. With the mappings of ADD `known`, the rules of others need not be read. Continues after
+/// an error; the errors are joined.
 pub fn delete_mappings(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
@@ -245,7 +248,8 @@ impl PortOwner {
         key(self) == key(other)
     }
 
-    /// The command that removes the owner, which a person knows to have ended; `None` if its names are not known.
+    /// The command that removes the owner, which a person knows to have ended; `None` if its names
+    /// are not known.
     pub fn collect_command(&self) -> Option<String> {
         let PortOwner { network, id, .. } = self;
         let is_named =
@@ -279,8 +283,8 @@ impl PortOwner {
     }
 }
 
-/// The owners of all ports, whichever back end has their rules. The reference's own rules of nftables name no network,
-/// and are left out.
+/// The owners of all ports, whichever back end has their rules. The reference's own rules of
+/// nftables name no network, and are left out.
 pub fn list_port_owners(filter: &PacketFilter) -> Result<Vec<PortOwner>> {
     let mut all = Vec::new();
     for found in
@@ -291,8 +295,8 @@ pub fn list_port_owners(filter: &PacketFilter) -> Result<Vec<PortOwner>> {
     Ok(all)
 }
 
-/// Deletes the rules and elements of an owner without a record, if they still redirect to the addresses that were seen,
-/// and tracked UDP connections to them.
+/// Deletes the rules and elements of an owner without a record, if they still redirect to the
+/// addresses that were seen, and tracked UDP connections to them.
 pub fn remove_port_owner(filter: &PacketFilter, owner: &PortOwner) -> Result<()> {
     let servers = if owner.instance.is_empty() {
         iptables::remove_port_owner(filter, owner)?

@@ -1,8 +1,8 @@
 //! A container's elements in our table: one for each port, one for each address.
 //!
-//! The cost of ADD and DEL does not depend on the number of other containers: elements are looked up by key, and
-//! `attachments` contains their number. The maps are read only if the numbers differ, as when the mappings of DEL
-//! are not those of ADD.
+//! The cost of ADD and DEL does not depend on the number of other containers: elements are looked
+//! up by key, and `attachments` contains their number. The maps are read only if the numbers
+//! differ, as when the mappings of DEL are not those of ADD.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -107,8 +107,9 @@ fn recorded_elements(owner: AttachmentId<'_>, forward: &PortmapPart) -> Vec<SetE
     all
 }
 
-/// The attachment's own element, with the number of its other elements. If the attachment also has rules, the number is
-/// larger than any number of elements, since rules are found only by reading their chain.
+/// The attachment's own element, with the number of its other elements. If the attachment also has
+/// rules, the number is larger than any number of elements, since rules are found only by reading
+/// their chain.
 fn count_element(owner: AttachmentId<'_>, count: usize, rules: &[NftRule]) -> SetElement {
     let count = if rules.is_empty() { u32::try_from(count).ok() } else { None };
     attachment_element(owner).with_values(NftValue::Mark(count.unwrap_or(u32::MAX)))
@@ -131,8 +132,9 @@ fn conditional_rules(owner: AttachmentId<'_>, forward: &PortmapPart) -> Vec<NftR
     rules
 }
 
-/// Creates the mappings; earlier mappings of the attachment are replaced. If another container holds a port, nothing
-/// is created and the port is returned. A port that the same container holds in another network remains there.
+/// Creates the mappings; earlier mappings of the attachment are replaced. If another container
+/// holds a port, nothing is created and the port is returned. A port that the same container holds
+/// in another network remains there.
 pub(super) fn add_mappings(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
@@ -167,8 +169,8 @@ pub(super) fn add_mappings(
     Ok(taken)
 }
 
-/// The elements that were found for `wanted`. After a flush, the ports of other living attachments count as found: this
-/// transaction restores them.
+/// The elements that were found for `wanted`. After a flush, the ports of other living attachments
+/// count as found: this transaction restores them.
 fn with_flushed_ports(
     change: &mut LayoutTransaction<'_>,
     owner: AttachmentId<'_>,
@@ -241,7 +243,8 @@ pub(super) fn restore_mappings(change: &mut LayoutTransaction<'_>) {
         let restored = all.iter().filter(|element| change.restore_element(element)).count();
         let is_counted = !change.restore_element(&count_element(owner, all.len(), &rules));
         if is_counted && restored > 0 {
-            // An ADD with other ports may have been killed: the attachment may have more elements than the record.
+            // An ADD with other ports may have been killed: the attachment may have more elements
+            // than the record.
             change.restore_with_data(
                 &attachment_element(owner).with_values(NftValue::Mark(u32::MAX)),
             );
@@ -283,8 +286,8 @@ pub(super) fn list_port_owners(filter: &PacketFilter) -> Result<Vec<PortOwner>> 
     Ok(found)
 }
 
-/// Deletes the elements and rules of an owner in our table if all of them redirect to addresses that were seen. Returns
-/// the addresses that they redirected UDP to.
+/// Deletes the elements and rules of an owner in our table if all of them redirect to addresses
+/// that were seen. Returns the addresses that they redirected UDP to.
 pub(super) fn remove_port_owner(
     filter: &PacketFilter,
     owner: &PortOwner,
@@ -319,8 +322,8 @@ fn find_by_comment(
     Ok((elements, nft.find_rules_by_comment(CONDITIONAL, which)?))
 }
 
-/// Looks up the attachment's elements by key. Returns them if these are all, nothing if the attachment has none,
-/// `None` if the maps have to be read.
+/// Looks up the attachment's elements by key. Returns them if these are all, nothing if the
+/// attachment has none, `None` if the maps have to be read.
 fn find_by_key(
     nft: &NftSocket,
     owner: AttachmentId<'_>,
@@ -355,7 +358,8 @@ fn find_by_key(
     Ok(is_all.then_some((elements, Vec::new())))
 }
 
-/// Deletes what `find` returns, of the `owner` or of several. Returns the addresses that it redirected UDP to.
+/// Deletes what `find` returns, of the `owner` or of several. Returns the addresses that it
+/// redirected UDP to.
 fn delete_found(
     nft: &NftSocket,
     owner: Option<AttachmentId<'_>>,
@@ -380,8 +384,9 @@ fn delete_found(
     Ok(servers)
 }
 
-/// Deletes the attachment's mappings, in our layout and the reference's. Returns the addresses that they redirected
-/// UDP to. With the mappings of ADD `known`, the elements of others need not be read.
+/// Deletes the attachment's mappings, in our layout and the reference's. Returns the addresses that
+/// they redirected UDP to. With the mappings of ADD `known`, the elements of others need not be
+/// read.
 pub(super) fn delete_mappings(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
@@ -399,8 +404,8 @@ pub(super) fn delete_mappings(
     Ok(servers)
 }
 
-/// Deletes the mappings of the network's attachments that are not among `valid`. Returns the addresses that they
-/// redirected UDP to.
+/// Deletes the mappings of the network's attachments that are not among `valid`. Returns the
+/// addresses that they redirected UDP to.
 pub(super) fn remove_stale_mappings(
     filter: &PacketFilter,
     network: &str,
@@ -410,8 +415,8 @@ pub(super) fn remove_stale_mappings(
     Ok(delete_found(nft, None, &|nft| find_by_comment(nft, &stale_matcher(network, valid)))?)
 }
 
-/// What is wrong with the element that was found for a wanted one. The attachment may have fewer elements than its
-/// record, if the first network of a container serves a port.
+/// What is wrong with the element that was found for a wanted one. The attachment may have fewer
+/// elements than its record, if the first network of a container serves a port.
 fn find_conflict(
     owner: AttachmentId<'_>,
     wanted: &SetElement,

@@ -1,5 +1,6 @@
-//! The reference plugin's nftables rules: table `cni_hostport` of either family. The comment of each rule is the
-//! container's id; nothing identifies the network. They are created only to hand over to the reference.
+//! The reference plugin's nftables rules: table `cni_hostport` of either family. The comment of
+//! each rule is the container's id; nothing identifies the network. They are created only to hand
+//! over to the reference.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -44,7 +45,8 @@ pub(super) fn delete_rules(nft: &NftSocket, id: &str) -> NetlinkResult<BTreeSet<
     Ok(servers)
 }
 
-/// Whether the reference created all mappings of the container, by the number of its rules, as its own CHECK counts.
+/// Whether the reference created all mappings of the container, by the number of its rules, as its
+/// own CHECK counts.
 pub(super) fn has_rules(
     nft: &NftSocket,
     owner: AttachmentId<'_>,
@@ -72,8 +74,9 @@ pub(super) fn has_rules(
     Ok(true)
 }
 
-/// Adds the rules of all our elements to the reference's layout. Not converted, but counted, are elements whose
-/// comment is too short for the container's id, and rules with conditions. Counts rules.
+/// Adds the rules of all our elements to the reference's layout. Not converted, but counted, are
+/// elements whose comment is too short for the container's id, and rules with conditions. Counts
+/// rules.
 pub(super) fn convert_elements(
     nft: &NftSocket,
     batch: &mut NftBatch,
@@ -156,7 +159,8 @@ fn rules_of_element(element: &SetElement) -> Vec<(&'static str, NftRule)> {
     }
 }
 
-/// The sources that the reference masquerades: the container itself where our layout masquerades its subnet.
+/// The sources that the reference masquerades: the container itself where our layout masquerades
+/// its subnet.
 fn masqueraded_sources(snat: Option<SourceTranslation>, addr: IpAddr) -> Vec<IpNet> {
     let (all, loopback) = match addr {
         IpAddr::V4(_) => (Ipv4Net::default().into(), Some(host_net(Ipv4Addr::LOCALHOST.into()))),

@@ -1,9 +1,10 @@
 //! Batches: changes that are applied atomically.
 //!
-//! The kernel reads the whole batch even when a change fails, and then refuses all of it with one error for each failed
-//! change. Deleting an absent object succeeds since Linux 6.3. On older kernels, and where even the table is missing,
-//! the changes that failed only because their object is absent are left out, and the other changes are sent again. That
-//! costs some 15 ms: the kernel waits for its readers after a failure.
+//! The kernel reads the whole batch even when a change fails, and then refuses all of it with one
+//! error for each failed change. Deleting an absent object succeeds since Linux 6.3. On older
+//! kernels, and where even the table is missing, the changes that failed only because their object
+//! is absent are left out, and the other changes are sent again. That costs some 15 ms: the kernel
+//! waits for its readers after a failure.
 
 use nix::errno::Errno;
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, NLMSG_ERROR};
@@ -24,7 +25,8 @@ use super::{NftSocket, message_type};
 /// The offset of the fault in the refused message.
 const NLMSGERR_ATTR_OFFS: u16 = 2;
 
-/// Attempts at a change while other processes commit first; in each round at least one process succeeds.
+/// Attempts at a change while other processes commit first; in each round at least one process
+/// succeeds.
 const ATTEMPTS: usize = 200;
 
 #[derive(Clone, Debug)]
@@ -55,8 +57,8 @@ impl BatchChange {
     }
 }
 
-/// Changes in their order. `ensure_x` creates an absent object, `add_x` fails if the object exists, `delete_x` ignores
-/// an absent object.
+/// Changes in their order. `ensure_x` creates an absent object, `add_x` fails if the object exists,
+/// `delete_x` ignores an absent object.
 #[derive(Clone, Debug, Default)]
 pub struct NftBatch {
     pub(super) changes: Vec<BatchChange>,
@@ -82,9 +84,9 @@ impl NftBatch {
         self
     }
 
-    /// Creates the table, chain or set if it is absent; an existing chain keeps its policy. The kernel
-    /// counts an update of a chain, which makes closing the socket slow: where that matters, check
-    /// with [`NftSocket::has_object`] first.
+    /// Creates the table, chain or set if it is absent; an existing chain keeps its policy. The
+    /// kernel counts an update of a chain, which makes closing the socket slow: where that
+    /// matters, check with [`NftSocket::has_object`] first.
     pub fn ensure_object(&mut self, object: impl Into<NftObject>) -> &mut NftBatch {
         self.push_creation(object.into(), NLM_F_CREATE, "ensure")
     }
@@ -241,8 +243,8 @@ impl NftSocket {
         self.commit_at_generation(batch, 0)
     }
 
-    /// Applies the changes that `plan` returns, if no process changed anything since `plan` read the tables; otherwise
-    /// calls `plan` again.
+    /// Applies the changes that `plan` returns, if no process changed anything since `plan` read
+    /// the tables; otherwise calls `plan` again.
     pub fn update_tables(
         &self,
         plan: &mut dyn FnMut(&NftSocket) -> NetlinkResult<NftBatch>,
@@ -260,16 +262,17 @@ impl NftSocket {
         outcome
     }
 
-    /// The result of a call of `read` during which no process committed anything. Fails with `ERESTART` if there is
-    /// always a commit.
+    /// The result of a call of `read` during which no process committed anything. Fails with
+    /// `ERESTART` if there is always a commit.
     pub(super) fn read_between_commits<T>(
         &self,
         read: &mut dyn FnMut() -> NetlinkResult<T>,
     ) -> NetlinkResult<T> {
         for _ in 0..ATTEMPTS {
             let generation = self.read_generation()?;
-            // A batch waits for the end of a commit, which changes the generation at its beginning. An empty batch does
-            // not change it, at least since Linux 5.3; sets of concatenated intervals need 5.6.
+            // A batch waits for the end of a commit, which changes the generation at its beginning.
+            // An empty batch does not change it, at least since Linux 5.3; sets of
+            // concatenated intervals need 5.6.
             let empty = self.encode_changes(&[], self.socket.reserve_sequence(2), 0);
             self.socket.send_datagram(&empty).map_err(batch_error)?;
             let found = read()?;
@@ -280,8 +283,9 @@ impl NftSocket {
         Err(batch_error(Errno::ERESTART.into()))
     }
 
-    /// Applies all changes, or none of them. Fails with `ERESTART` if a process changed anything since this
-    /// [generation](super::read::TableContent::generation); 0 stands for any generation.
+    /// Applies all changes, or none of them. Fails with `ERESTART` if a process changed anything
+    /// since this [generation](super::read::TableContent::generation); 0 stands for any
+    /// generation.
     pub fn commit_at_generation(&self, mut batch: NftBatch, generation: u32) -> NetlinkResult<()> {
         // Ends, because every repetition but one leaves out at least one change.
         while !batch.changes.is_empty() {
@@ -297,8 +301,8 @@ impl NftSocket {
                 self.destroys.set(false);
                 continue;
             }
-            // The kernel continues after a failure, so that dependent changes fail as well: the first
-            // failure counts.
+            // The kernel continues after a failure, so that dependent changes fail as well: the
+            // first failure counts.
             let mut each = refusals.each.iter();
             if let Some((at, failure)) = each.find(|r| !is_deletion(r, Errno::ENOENT)) {
                 return Err(failure.clone().into_error(changes[*at].op, &changes[*at].target));
@@ -341,8 +345,8 @@ impl NftSocket {
         }
     }
 
-    /// The batch as one datagram. Only the last change is acknowledged: if it succeeds, all changes have succeeded, and
-    /// thousands of acknowledgements would not fit in the receive buffer.
+    /// The batch as one datagram. Only the last change is acknowledged: if it succeeds, all changes
+    /// have succeeded, and thousands of acknowledgements would not fit in the receive buffer.
     fn encode_changes(&self, changes: &[BatchChange], first: u32, generation: u32) -> Vec<u8> {
         let [high, low] = NFNL_SUBSYS_NFTABLES.to_be_bytes();
         let mut begin = NetlinkRequest::new(NFNL_MSG_BATCH_BEGIN, &[0, 0, high, low]);
@@ -372,7 +376,8 @@ impl BatchRefusals {
         self.whole.is_none() && self.each.is_empty() && !self.lost
     }
 
-    /// Adds the refusal in a message; `true` if the message is the acknowledgement of the last change.
+    /// Adds the refusal in a message; `true` if the message is the acknowledgement of the last
+    /// change.
     fn take_message(
         &mut self,
         message: &KernelMessage,

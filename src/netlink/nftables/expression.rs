@@ -63,8 +63,8 @@ pub enum LoadedField {
 }
 
 impl NftSocket {
-    /// The rules of a chain, or of all chains of the table, in their order, with expressions; none if there is no such
-    /// chain.
+    /// The rules of a chain, or of all chains of the table, in their order, with expressions; none
+    /// if there is no such chain.
     pub fn dump_foreign_rules(
         &self,
         table: NftTable<'_>,

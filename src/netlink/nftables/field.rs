@@ -44,7 +44,8 @@ pub enum PacketField {
 }
 
 impl PacketField {
-    /// The expression that loads the field, its attributes after the register, and the field's length in bytes.
+    /// The expression that loads the field, its attributes after the register, and the field's
+    /// length in bytes.
     pub(super) const fn load_parameters(self) -> (&'static str, &'static [c_int], usize) {
         const LINK: c_int = NFT_PAYLOAD_LL_HEADER;
         const NETWORK: c_int = NFT_PAYLOAD_NETWORK_HEADER;
@@ -82,7 +83,8 @@ impl PacketField {
         self.load_parameters().2.div_ceil(4)
     }
 
-    /// The condition under which the field can be read in a table of `family`: another field and its value.
+    /// The condition under which the field can be read in a table of `family`: another field and
+    /// its value.
     pub(super) fn dependency_in(self, family: TableFamily) -> Option<(PacketField, Vec<u8>)> {
         let (nfproto, ethertype): (u8, u16) = match self {
             PacketField::IpSaddr | PacketField::IpDaddr | PacketField::IpHeader => {
@@ -97,7 +99,8 @@ impl PacketField {
             PacketField::Ip6Saddr | PacketField::Ip6Daddr | PacketField::Ip6Hoplimit => {
                 (TableFamily::Ip6 as u8, 0x86dd)
             }
-            // In the family netdev only for nft: without it nft lists a number of 48 bits, which it does not read.
+            // In the family netdev only for nft: without it nft lists a number of 48 bits, which it
+            // does not read.
             PacketField::EtherSaddr if family != TableFamily::Bridge => {
                 return Some((PacketField::IifType, ARPHRD_ETHER.to_ne_bytes().to_vec()));
             }

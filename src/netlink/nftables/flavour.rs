@@ -1,5 +1,5 @@
-//! The flavours of sets: intervals, elements with counters, and elements that packets add; with the netlink attributes
-//! that create such sets.
+//! The flavours of sets: intervals, elements with counters, and elements that packets add; with the
+//! netlink attributes that create such sets.
 
 use super::super::attribute::AttributeBuilder;
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
@@ -18,7 +18,8 @@ pub(super) enum SetFlavour {
     Intervals,
     /// Each element counts the packets that match it (Linux 5.7).
     Counters,
-    /// Packets add elements, up to `size` of them, which vanish after `timeout` seconds; 0: with the next reboot.
+    /// Packets add elements, up to `size` of them, which vanish after `timeout` seconds; 0: with
+    /// the next reboot.
     FilledByPackets { size: u32, timeout: u32 },
 }
 

@@ -1,7 +1,7 @@
 //! Whether the rules of the node certainly drop a forwarded [packet](ForwardedPacket).
 //!
-//! A rule may have a condition whose outcome is not known, such as a match of iptables that is not read here. Then the
-//! packet may get the verdict of the rule, or not.
+//! A rule may have a condition whose outcome is not known, such as a match of iptables that is not
+//! read here. Then the packet may get the verdict of the rule, or not.
 
 use nix::errno::Errno;
 
@@ -24,7 +24,8 @@ const MAX_DEPTH: usize = 16;
 const EFFECTS: [&str; 6] = ["counter", "dynset", "flow_offload", "last", "log", "objref"];
 /// Targets of iptables that give no verdict.
 const TARGETS: [&str; 7] = ["CONNMARK", "CT", "LOG", "MARK", "NFLOG", "TCPMSS", "TRACE"];
-/// The offset of the flags in iptables' `struct xt_conntrack_mtinfo3`: flags, inverted flags, and the mask of states.
+/// The offset of the flags in iptables' `struct xt_conntrack_mtinfo3`: flags, inverted flags, and
+/// the mask of states.
 const XT_FLAGS: usize = 146;
 /// The flag `XT_CONNTRACK_STATE` of that structure.
 const XT_STATE: u16 = 1;
@@ -216,7 +217,8 @@ impl PacketWalk<'_> {
         false
     }
 
-    /// The effect of a rule, and whether its conditions are certainly met; `None` if they are certainly not met.
+    /// The effect of a rule, and whether its conditions are certainly met; `None` if they are
+    /// certainly not met.
     fn evaluate_rule(&self, body: &[u8]) -> Option<(RuleEffect, bool)> {
         let mut registers: KnownBytes = vec![None; REGISTERS];
         let mut is_certain = true;

@@ -1,8 +1,9 @@
 //! The packet filter, `nf_tables`: tables, chains, sets, maps and rules.
 //!
-//! [`NftSocket`] is a socket in one network namespace. Changes are collected in a [`NftBatch`] and applied
-//! atomically by [`NftSocket::commit_batch`]; no lock is needed, because the kernel processes one batch after the
-//! other. Objects are constants with all of their settings, so that a batch can create the objects that it needs.
+//! [`NftSocket`] is a socket in one network namespace. Changes are collected in a [`NftBatch`] and
+//! applied atomically by [`NftSocket::commit_batch`]; no lock is needed, because the kernel
+//! processes one batch after the other. Objects are constants with all of their settings, so that a
+//! batch can create the objects that it needs.
 //!
 //! | file | |
 //! | --- | --- |
@@ -61,8 +62,8 @@ fn message_type(message: u16) -> u16 {
     NFNL_SUBSYS_NFTABLES << 8 | message
 }
 
-/// A socket for the packet filter of one network namespace. Use one socket for a whole call: closing
-/// it soon after a deletion takes some 10 ms.
+/// A socket for the packet filter of one network namespace. Use one socket for a whole call:
+/// closing it soon after a deletion takes some 10 ms.
 #[derive(Debug)]
 pub struct NftSocket {
     socket: NetlinkSocket,
@@ -94,7 +95,8 @@ impl AsFd for NftablesWatch {
 }
 
 impl NftablesWatch {
-    /// Waits for a change, and discards all queued events; `false` if there was none before `until`.
+    /// Waits for a change, and discards all queued events; `false` if there was none before
+    /// `until`.
     pub fn wait_for_change(&self, until: Instant) -> NetlinkResult<bool> {
         let limit = until.saturating_duration_since(Instant::now());
         // Lost events are changes, too.

@@ -1,4 +1,5 @@
-//! Tables, chains, sets and maps: constants that name an object and describe how to create it; elements.
+//! Tables, chains, sets and maps: constants that name an object and describe how to create it;
+//! elements.
 
 use std::fmt;
 
@@ -19,7 +20,8 @@ pub const DSTNAT: i32 = NF_IP_PRI_NAT_DST;
 pub const SRCNAT: i32 = NF_IP_PRI_NAT_SRC;
 /// Priority of filters; `filter` in nft.
 pub const FILTER: i32 = NF_IP_PRI_FILTER;
-/// Priority of filters in the bridge family; `filter` in nft: `NF_BR_PRI_FILTER_BRIDGED`, which [`libc`] lacks.
+/// Priority of filters in the bridge family; `filter` in nft: `NF_BR_PRI_FILTER_BRIDGED`, which
+/// [`libc`] lacks.
 pub const BRIDGE_FILTER: i32 = -200;
 /// Priority before connection tracking; `raw` in nft.
 pub const RAW: i32 = NF_IP_PRI_RAW;
@@ -83,8 +85,8 @@ impl<'a> NftTable<'a> {
         NftTable { comment: Some(text), ..self }
     }
 
-    /// The regular chain `name` of this table. [`NftChain::at_filter_hook`] and [`NftChain::at_nat_hook`] make it a
-    /// base chain.
+    /// The regular chain `name` of this table. [`NftChain::at_filter_hook`] and
+    /// [`NftChain::at_nat_hook`] make it a base chain.
     pub const fn named_chain(self, name: &'a str) -> NftChain<'a> {
         NftChain { table: self, name, base: None, comment: None }
     }
@@ -210,8 +212,8 @@ impl fmt::Display for NftSet<'_> {
 /// A table, chain or set, encoded for messages to the kernel.
 #[derive(Debug)]
 pub struct NftObject {
-    /// `NFT_MSG_NEW..` with the attributes that name the object; `NFT_MSG_GET..` and `NFT_MSG_DEL..`
-    /// are the next two types.
+    /// `NFT_MSG_NEW..` with the attributes that name the object; `NFT_MSG_GET..` and
+    /// `NFT_MSG_DEL..` are the next two types.
     pub(super) request: NetlinkRequest,
     /// The other attributes for creating the object.
     pub(super) settings: AttributeBuilder,
@@ -455,7 +457,8 @@ const COMMENT: u8 = 0;
 /// The maximum length of a comment in nft, in bytes.
 const MAX_COMMENT: usize = 128;
 
-/// Appends user data in the format of nft, which the kernel stores with an object: a type, a length, the value.
+/// Appends user data in the format of nft, which the kernel stores with an object: a type, a
+/// length, the value.
 fn write_userdata(kind: u8, value: &[u8], list: &mut Vec<u8>) {
     list.extend([kind, u8::try_from(value.len()).unwrap_or(u8::MAX)]);
     list.extend_from_slice(value);

@@ -11,7 +11,8 @@ use super::uapi::{
 };
 use super::value::TransportProtocol;
 
-/// The first packet of a connection that the host forwards. Fields that are `None` may have any value.
+/// The first packet of a connection that the host forwards. Fields that are `None` may have any
+/// value.
 #[derive(Clone, Debug)]
 pub struct ForwardedPacket {
     pub is_ipv4: bool,

@@ -25,7 +25,8 @@ const ELEMENT_REQUESTS: usize = 64;
 pub struct TableContent {
     /// The generation of the tables that was read, or an earlier one.
     pub generation: u32,
-    /// The number of chains, sets and other objects in the table; `None` if there is no such table.
+    /// The number of chains, sets and other objects in the table; `None` if there is no such
+    /// table.
     pub objects: Option<u32>,
     /// Whether the table is dormant: its chains see no packets.
     pub is_dormant: bool,
@@ -72,7 +73,8 @@ pub struct ChainInfo {
 }
 
 impl NftRule {
-    /// Whether the kernel lists the rule with these expressions, in a table of the same family; comments are not compared.
+    /// Whether the kernel lists the rule with these expressions, in a table of the same family;
+    /// comments are not compared.
     pub fn has_expressions_of(&self, table: NftTable<'_>, listed: &RuleInfo) -> bool {
         let mut sent = AttributeBuilder::new();
         self.write_expressions(table.family, &mut sent);
@@ -148,8 +150,8 @@ impl NftSocket {
         Ok(rules)
     }
 
-    /// The elements of a set or map, in no particular order, without the [sentinel](NftSet::sentinel_element); none if
-    /// there is no such set.
+    /// The elements of a set or map, in no particular order, without the
+    /// [sentinel](NftSet::sentinel_element); none if there is no such set.
     pub fn dump_elements(&self, set: NftSet<'static>) -> NetlinkResult<Vec<SetElement>> {
         let request = element_request(NFT_MSG_GETSETELEM, set);
         let bodies = self.dump_or_empty(&request, "list elements of", &set)?;
@@ -163,8 +165,9 @@ impl NftSocket {
         Ok(self.read_elements(std::slice::from_ref(wanted))?.into_iter().flatten().next())
     }
 
-    /// Reads the rules of a table, and the elements with the keys of `wanted` in sets of any table, by one datagram for
-    /// up to 64 elements. With `chains` only the rules of these chains are read, by a datagram for each.
+    /// Reads the rules of a table, and the elements with the keys of `wanted` in sets of any table,
+    /// by one datagram for up to 64 elements. With `chains` only the rules of these chains are
+    /// read, by a datagram for each.
     pub fn read_table(
         &self,
         table: NftTable<'_>,

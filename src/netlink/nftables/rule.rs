@@ -1,7 +1,7 @@
 //! Rules that read like nft's text: `NftRule::new().saddr_in(pod).daddr_not_in(net).masquerade()`.
 //!
-//! As nft does, this module adds the dependencies of a condition, such as `meta nfproto ipv4` before an IPv4 address in
-//! an inet table.
+//! As nft does, this module adds the dependencies of a condition, such as `meta nfproto ipv4`
+//! before an IPv4 address in an inet table.
 
 use std::net::IpAddr;
 
@@ -44,8 +44,8 @@ pub struct CompatExtension {
 pub struct NftRule {
     steps: Vec<RuleStep>,
     pub comment: Option<String>,
-    /// The protocol that a compatibility rule of iptables declares, because matches such as `tcp` are refused without
-    /// it.
+    /// The protocol that a compatibility rule of iptables declares, because matches such as `tcp`
+    /// are refused without it.
     pub(super) compat: Option<TransportProtocol>,
 }
 
@@ -404,7 +404,8 @@ pub(super) fn build_expression(
     name: &str,
     fill: impl FnOnce(&mut AttributeBuilder) -> &mut AttributeBuilder,
 ) -> AttributeBuilder {
-    // The size of most expressions: the rules of whole tables are built for comparing them with the kernel's.
+    // The size of most expressions: the rules of whole tables are built for comparing them with the
+    // kernel's.
     let mut list = AttributeBuilder::after_header(Vec::with_capacity(96));
     list.put_nested(NFTA_LIST_ELEM, |expr| {
         expr.put_text(NFTA_EXPR_NAME, name).put_nested(NFTA_EXPR_DATA, fill)

@@ -1,5 +1,5 @@
-//! Sets beyond plain lists of keys: intervals, elements with counters, and sets that packets fill; the statement by
-//! which a packet adds itself.
+//! Sets beyond plain lists of keys: intervals, elements with counters, and sets that packets fill;
+//! the statement by which a packet adds itself.
 
 use super::super::attribute::{AttributeBuilder, ReplyAttribute};
 use super::super::error::NetlinkResult;
@@ -36,8 +36,8 @@ impl NftSet<'_> {
         NftSet { flavour: SetFlavour::Counters, ..self }
     }
 
-    /// A set that packets fill, with at most `size` elements; an element vanishes after `timeout` seconds unless it is
-    /// 0.
+    /// A set that packets fill, with at most `size` elements; an element vanishes after `timeout`
+    /// seconds unless it is 0.
     pub const fn filled_by_packets(self, size: u32, timeout: u32) -> Self {
         NftSet { flavour: SetFlavour::FilledByPackets { size, timeout }, ..self }
     }
@@ -50,8 +50,8 @@ pub struct KeyInterval {
     pub last: ElementKey,
 }
 
-/// An element of a set of intervals as the kernel stores it: an interval of a concatenation, or one of the two ends of
-/// a simple interval.
+/// An element of a set of intervals as the kernel stores it: an interval of a concatenation, or one
+/// of the two ends of a simple interval.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct StoredInterval {
     key: Vec<u8>,
@@ -135,8 +135,9 @@ impl NftBatch {
 impl NftSocket {
     /// Whether the set has these intervals and no others.
     ///
-    /// While the kernel ends a commit, a dump of a set of intervals lacks elements that are there before and after
-    /// it, although the generation is the new one: only what is missing without a commit is missing.
+    /// While the kernel ends a commit, a dump of a set of intervals lacks elements that are there
+    /// before and after it, although the generation is the new one: only what is missing
+    /// without a commit is missing.
     pub fn has_intervals(&self, set: NftSet<'_>, intervals: &[KeyInterval]) -> NetlinkResult<bool> {
         let wanted = stored_intervals(set, intervals);
         let mut is_equal = || Ok(self.dump_intervals(set)? == wanted);
@@ -168,7 +169,8 @@ impl NftSocket {
         Ok(found)
     }
 
-    /// The elements of a set [with counters](NftSet::with_counters), with their counters; none if there is no such set.
+    /// The elements of a set [with counters](NftSet::with_counters), with their counters; none if
+    /// there is no such set.
     pub fn dump_counters(
         &self,
         set: NftSet<'static>,
@@ -183,8 +185,8 @@ impl NftSocket {
             .collect())
     }
 
-    /// The elements of a set [filled by packets](NftSet::filled_by_packets), with the remaining time in milliseconds;
-    /// none if there is no such set.
+    /// The elements of a set [filled by packets](NftSet::filled_by_packets), with the remaining
+    /// time in milliseconds; none if there is no such set.
     pub fn dump_recorded(&self, set: NftSet<'static>) -> NetlinkResult<Vec<(ElementKey, u64)>> {
         let bodies = self.dump_or_empty(
             &element_request(NFT_MSG_GETSETELEM, set),
@@ -209,8 +211,9 @@ fn element_lists(bodies: &[Vec<u8>]) -> impl Iterator<Item = ReplyAttribute<'_>>
 
 /// Packets that add themselves to sets, and conditions on parts of a value.
 impl NftRule {
-    /// `add @set { a . b }` for at most `burst` packets with this key, and `per_minute` more in each minute; further
-    /// packets end the rule. With Linux before 5.6 the limit of an element that exists does not count.
+    /// `add @set { a . b }` for at most `burst` packets with this key, and `per_minute` more in
+    /// each minute; further packets end the rule. With Linux before 5.6 the limit of an element
+    /// that exists does not count.
     pub fn add_with_limit(
         self,
         fields: &[PacketField],

@@ -1,4 +1,5 @@
-//! Constants of `linux/netfilter/nf_tables.h` and related headers by the kernel's names, from libc if libc has them.
+//! Constants of `linux/netfilter/nf_tables.h` and related headers by the kernel's names, from libc
+//! if libc has them.
 
 pub(super) use nix::libc::{
     ARPHRD_ETHER, IFNAMSIZ, NF_ACCEPT, NF_DROP, NF_IP_PRI_FILTER, NF_IP_PRI_NAT_DST,

@@ -1,4 +1,5 @@
-//! Keys and data of sets and maps: types by their numbers in nft, values as the kernel compares them.
+//! Keys and data of sets and maps: types by their numbers in nft, values as the kernel compares
+//! them.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -222,8 +223,8 @@ value_from! {
     &str => |name: &str| NftValue::IfName(name.to_owned()),
 }
 
-/// One value or a concatenation: a key, or the data of a map. A value or a tuple of values can be converted to it:
-/// `(TransportProtocol::Tcp, 80).into()`.
+/// One value or a concatenation: a key, or the data of a map. A value or a tuple of values can be
+/// converted to it: `(TransportProtocol::Tcp, 80).into()`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ElementKey(pub Vec<NftValue>);
 

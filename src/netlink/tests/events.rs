@@ -36,7 +36,8 @@ fn an_event_ends_the_wait() {
         netlink.wait_for_link(veth.index, LONG, up).unwrap()
     });
     assert!(matches!(waited, WaitOutcome::Reached(link) if link.name == "veth"));
-    // Checked before the wait, after joining the group, and after each of a few events; not periodically.
+    // Checked before the wait, after joining the group, and after each of a few events; not
+    // periodically.
     assert!(looks.get() < 10, "{looks:?}");
 }
 
@@ -77,8 +78,8 @@ fn lost_events_cause_another_check() {
     let netlink = sandbox();
     let (veth, peer) = wire(&netlink);
     let other = Netlink::open().unwrap();
-    // The second check happens after joining the group. It causes more events than fit in the receive
-    // buffer, so that the awaited event is lost.
+    // The second check happens after joining the group. It causes more events than fit in the
+    // receive buffer, so that the awaited event is lost.
     let looks = Cell::new(0);
     let look = |link: &Link| {
         looks.set(looks.get() + 1);

@@ -58,10 +58,12 @@ impl ClassicInstruction {
 /// A program that selects packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramFilter {
-    /// Run for each packet of any protocol. With `redirect` it returns 1 for selected packets and 0 for packets that the
-    /// next filter judges; without, it returns a `TC_ACT_*`. A load beyond the packet returns 0.
+    /// Run for each packet of any protocol. With `redirect` it returns 1 for selected packets and
+    /// 0 for packets that the next filter judges; without, it returns a `TC_ACT_*`. A load
+    /// beyond the packet returns 0.
     pub program: Vec<ClassicInstruction>,
-    /// The index of the link by which selected packets leave. While that link is gone or down, they are dropped.
+    /// The index of the link by which selected packets leave. While that link is gone or down,
+    /// they are dropped.
     pub redirect: Option<u32>,
 }
 
@@ -87,8 +89,8 @@ impl ProgramFilter {
 }
 
 impl Netlink {
-    /// Adds a filter with a program to the qdisc or class `parent` of a link, or replaces that filter without an
-    /// interval. Fails if the priority has filters of another kind.
+    /// Adds a filter with a program to the qdisc or class `parent` of a link, or replaces that
+    /// filter without an interval. Fails if the priority has filters of another kind.
     pub fn replace_program(
         &self,
         index: u32,
@@ -123,7 +125,8 @@ impl Netlink {
         })
     }
 
-    /// The filter that [`Netlink::replace_program`] makes; `None` if there is no such filter or link.
+    /// The filter that [`Netlink::replace_program`] makes; `None` if there is no such filter or
+    /// link.
     pub fn find_program(
         &self,
         index: u32,

@@ -1,5 +1,5 @@
-//! The `ifb` device to which a container's packets are redirected for shaping: one for each attachment. The alias names
-//! the attachment, and the host's end of the veth pair.
+//! The `ifb` device to which a container's packets are redirected for shaping: one for each
+//! attachment. The alias names the attachment, and the host's end of the veth pair.
 
 use crate::attachment::{AttachmentId, network_hash, sha512_hex};
 use crate::framework::Rollback;
@@ -12,8 +12,8 @@ const LENGTH: usize = 15;
 /// The separator before the name of the host's end in an alias.
 const HOST: &str = ", host: ";
 
-/// The possible names of an attachment's device. The first is the reference's, which does not depend on the interface:
-/// the first interface of a container in a network gets the name.
+/// The possible names of an attachment's device. The first is the reference's, which does not
+/// depend on the interface: the first interface of a container in a network gets the name.
 pub(super) fn device_names(owner: &AttachmentId<'_>) -> [String; 2] {
     let shared = [owner.network, owner.id];
     [&shared[..], &[owner.network, owner.id, ":", owner.ifname]]
@@ -30,13 +30,15 @@ pub(super) fn host_end_name(ifb: &Link) -> Option<&str> {
     ifb.alias.rsplit_once(HOST).map(|(_, host)| host)
 }
 
-/// Whether the link may be the attachment's device. The reference sets no alias, and a killed ADD may not have set it.
+/// Whether the link may be the attachment's device. The reference sets no alias, and a killed ADD
+/// may not have set it.
 fn may_belong_to(link: &Link, owner: &AttachmentId<'_>) -> bool {
     is_candidate(link) && (link.alias.is_empty() || owner.owns_comment(Some(&link.alias)))
 }
 
-/// A filter of devices that a killed ADD for the network left, without those of valid attachments. The MAC identifies
-/// such a device: the kernel does not accept an alias in the message that creates a link.
+/// A filter of devices that a killed ADD for the network left, without those of valid attachments.
+/// The MAC identifies such a device: the kernel does not accept an alias in the message that
+/// creates a link.
 pub(super) fn unfinished_device_filter(
     network: &str,
     valid: &[AttachmentId<'_>],

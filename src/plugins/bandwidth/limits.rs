@@ -22,7 +22,8 @@ pub struct BandwidthConfig {
     egress_rate: u64,
     /// The largest burst that the container may send, in bits.
     egress_burst: u64,
-    /// The maximum queueing delay of a packet, in milliseconds; other packets are dropped. Default: 25.
+    /// The maximum queueing delay of a packet, in milliseconds; other packets are dropped.
+    /// Default: 25.
     latency: Option<u64>,
     runtime_config: BandwidthRuntimeConfig,
     shaped_subnets: Vec<String>,
@@ -116,8 +117,8 @@ fn token_bucket(
     Ok(Some(TokenBucket { rate: rate_bytes, buffer: saturated(ticks), limit: saturated(waiting) }))
 }
 
-/// The bytes of a bucket of so many of the kernel's ticks, at this rate in bytes a second. The kernel refuses a bucket
-/// for less than a byte.
+/// The bytes of a bucket of so many of the kernel's ticks, at this rate in bytes a second. The
+/// kernel refuses a bucket for less than a byte.
 pub(super) fn bucket_capacity(rate: u64, ticks: u128) -> u128 {
     ticks * NANOSECONDS_PER_TICK * u128::from(rate) / 1_000_000_000
 }

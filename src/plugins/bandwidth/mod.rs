@@ -1,11 +1,13 @@
 //! bandwidth: limits the rates at which a container receives and sends.
 //!
-//! A chained plugin, behind a plugin that creates a veth pair: it returns `prevResult` with its ifb device. Keys, in
-//! bits and bits per second: `ingressRate`, `ingressBurst`, `egressRate`, `egressBurst`, or the same in
-//! `runtimeConfig.bandwidth` (capability `bandwidth`); `latency` in milliseconds.
+//! A chained plugin, behind a plugin that creates a veth pair: it returns `prevResult` with its ifb
+//! device. Keys, in bits and bits per second: `ingressRate`, `ingressBurst`, `egressRate`,
+//! `egressBurst`, or the same in `runtimeConfig.bandwidth` (capability `bandwidth`); `latency` in
+//! milliseconds.
 //!
-//! State on the host while the container lives: for ingress, a token bucket on the host's end of the pair; for egress,
-//! an `ifb` device with a token bucket, and a redirect from the host's end to the device.
+//! State on the host while the container lives: for ingress, a token bucket on the host's end of
+//! the pair; for egress, an `ifb` device with a token bucket, and a redirect from the host's end to
+//! the device.
 
 mod ifb;
 mod limits;
@@ -212,7 +214,8 @@ fn warn_of_small_buckets(limits: &BandwidthLimits, end: &Link) {
     }
 }
 
-/// The attachment's device of an earlier ADD. A device without an alias counts if the host's end is redirected to it.
+/// The attachment's device of an earlier ADD. A device without an alias counts if the host's end is
+/// redirected to it.
 fn find_own_device(host: &Netlink, owner: &AttachmentId<'_>, end: &Link) -> Result<Option<Link>> {
     for device in ifb::find_devices(host, owner)? {
         if !device.alias.is_empty() || redirect::find_targets(host, end)?.contains(&device.index) {
@@ -249,7 +252,8 @@ fn find_container_peer(host: &Netlink, req: &DelRequest) -> Result<Option<Link>>
     Ok(link.map(|link| peer::find_host_end(host, &inside, &link)).transpose()?.flatten())
 }
 
-/// The host's ends that may be shaped: the peer, or else those of the result, and those named by the devices.
+/// The host's ends that may be shaped: the peer, or else those of the result, and those named by
+/// the devices.
 fn find_shaped_ends(
     host: &Netlink,
     req: &DelRequest,
@@ -279,8 +283,8 @@ fn find_shaped_ends(
     Ok(ends)
 }
 
-/// Deletes the redirect and the token bucket of a host's end. A guard on the device stays in force on the end: the
-/// container may still run.
+/// Deletes the redirect and the token bucket of a host's end. A guard on the device stays in force
+/// on the end: the container may still run.
 fn remove_shaping(host: &Netlink, end: &Link, devices: &[Link]) -> Result<()> {
     let indexes: Vec<u32> = devices.iter().map(|device| device.index).collect();
     let mut failures = Failures::new();
@@ -291,7 +295,8 @@ fn remove_shaping(host: &Netlink, end: &Link, devices: &[Link]) -> Result<()> {
     failures.into_result()
 }
 
-/// Fails if the kernel lacks a feature for shaping: shapes a device in the calling thread's namespace.
+/// Fails if the kernel lacks a feature for shaping: shapes a device in the calling thread's
+/// namespace.
 fn try_shaping() -> Result<()> {
     let host = Netlink::open()?;
     let owner = AttachmentId { network: "status", ifname: "eth0", id: "status" };

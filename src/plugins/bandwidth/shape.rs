@@ -9,7 +9,8 @@ use cni::error::{Error, ErrorContext, Result};
 /// The handle of token buckets, as in the reference.
 const BUCKET: TrafficHandle = TrafficHandle::new(1, 0);
 
-/// The token bucket of a link that may be ours. Fails if the root qdisc is another program's: a link has only one.
+/// The token bucket of a link that may be ours. Fails if the root qdisc is another program's: a
+/// link has only one.
 pub(super) fn read_bucket(host: &Netlink, link: &Link) -> Result<Option<TokenBucket>> {
     match host.find_qdisc(link.index, QdiscHook::Root)? {
         None => Ok(None),
@@ -48,7 +49,8 @@ pub(super) fn delete_bucket(host: &Netlink, link: &Link) -> Result<()> {
     Ok(())
 }
 
-/// Redirects all packets that `end` receives to the device. Replaces filters whose devices are gone.
+/// Redirects all packets that `end` receives to the device. Replaces filters whose devices are
+/// gone.
 pub(super) fn add_redirect<'a>(
     host: &'a Netlink,
     end: &Link,

@@ -1,12 +1,13 @@
 //! bond: several links of the host, or of the container, as one interface of the container.
 //!
-//! Keys: `mode` and `links` (objects with `name`), both required; `linksInContainer` (the links are in the container
-//! already), `miimon`, `mtu`, `failOverMac`, `allSlavesActive`, `tlbDynamicLb`, `xmitHashPolicy`, `mac`; `CNI_ARGS`
-//! `MAC` and the capability `mac` have precedence over `mac`. `ipam` is optional: without it the interface is layer 2.
+//! Keys: `mode` and `links` (objects with `name`), both required; `linksInContainer` (the links are
+//! in the container already), `miimon`, `mtu`, `failOverMac`, `allSlavesActive`, `tlbDynamicLb`,
+//! `xmitHashPolicy`, `mac`; `CNI_ARGS` `MAC` and the capability `mac` have precedence over `mac`.
+//! `ipam` is optional: without it the interface is layer 2.
 //!
-//! While the container has the bond, a record of each link below `/run/cni/bond` holds its former state. DEL deletes
-//! the bond, and returns the links to the host, or leaves those that were in the container there, in that state.
-//! Nothing else remains on the host.
+//! While the container has the bond, a record of each link below `/run/cni/bond` holds its former
+//! state. DEL deletes the bond, and returns the links to the host, or leaves those that were in the
+//! container there, in that state. Nothing else remains on the host.
 
 mod plan;
 mod ports;
@@ -46,8 +47,8 @@ pub struct BondConfig {
     miimon: NumberOrText,
     /// MTU in bytes of the bond and its links, at most theirs. Default: 1500.
     mtu: NumberOrText,
-    /// With `active-backup`: all links have the MAC of the bond (0, default), the bond has that of its active link (1),
-    /// the active link has that of the bond (2).
+    /// With `active-backup`: all links have the MAC of the bond (0, default), the bond has that of
+    /// its active link (1), the active link has that of the bond (2).
     fail_over_mac: NumberOrText,
     /// Whether frames that arrive at inactive links are received (1). Default: the kernel's, 0.
     all_slaves_active: NumberOrText,
@@ -89,7 +90,8 @@ impl Plugin for Bond {
         let (inside, host) = (ContainerNetns::open_in(netns)?, cx.host_netlink()?);
         let l3 = cx.has_ipam();
         if l3 {
-            // Looked up before the move: a device loses the addresses of protocols (DHCP, SLAAC) when it is moved.
+            // Looked up before the move: a device loses the addresses of protocols (DHCP, SLAAC)
+            // when it is moved.
             cx.ipam_plugin()?;
         }
         inside.require_free_name(req.ifname.as_str())?;

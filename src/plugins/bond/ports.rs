@@ -18,8 +18,8 @@ use crate::netns::Netns;
 use cni::InterfaceName;
 use cni::error::{Error, Result};
 
-/// The links of a new bond, on the host or in the container, which no other interface uses. They keep their names, which
-/// must be free in the container.
+/// The links of a new bond, on the host or in the container, which no other interface uses. They
+/// keep their names, which must be free in the container.
 pub(super) fn find_links(
     cx: &CallContext<'_>,
     conf: &BondConfig,
@@ -135,8 +135,8 @@ pub(super) fn new_records(
     links.iter().map(record).collect()
 }
 
-/// Makes the links of the container ports of the bond, in their order. `distinct` gives a MAC to each link that has the
-/// MAC of an earlier one.
+/// Makes the links of the container ports of the bond, in their order. `distinct` gives a MAC to
+/// each link that has the MAC of an earlier one.
 pub(super) fn attach_links(
     inside: &ContainerNetns<'_>,
     bond: &Link,
@@ -187,8 +187,9 @@ pub(super) fn verify_links(
     Ok(())
 }
 
-/// Gives a recorded link back: to the host, or to the container that it was in. The bond is deleted already. Returns the
-/// error of a state that could not be restored completely; success if the link is nowhere.
+/// Gives a recorded link back: to the host, or to the container that it was in. The bond is deleted
+/// already. Returns the error of a state that could not be restored completely; success if the link
+/// is nowhere.
 pub(super) fn give_back(
     cx: &CallContext<'_>,
     record: &DeviceRecord,
@@ -210,8 +211,9 @@ pub(super) fn give_back(
     Ok(record.device.restore_device(&inside, &link).err())
 }
 
-/// For a DEL without records, what is known of the configured links that are ports of the bond: an ADD of the original
-/// keeps none. As with the original, a link of the host comes back down, and one of the container is set up.
+/// For a DEL without records, what is known of the configured links that are ports of the bond: an
+/// ADD of the original keeps none. As with the original, a link of the host comes back down, and
+/// one of the container is set up.
 pub(super) fn unrecorded_ports(
     cx: &CallContext<'_>,
     conf: &BondConfig,

@@ -18,9 +18,9 @@ pub(super) fn requested_address(
     text.map(|text| MacAddress::parse_unicast(text)).transpose()
 }
 
-/// Fails if the requested MAC is in use on the bridge: `macspoofchk` would accept it, and the bridge would also send
-/// the frames of the MAC's owner to the new port. `port` is the new port, registered but still down, so that of two
-/// concurrent ADDs with one MAC at most one succeeds.
+/// Fails if the requested MAC is in use on the bridge: `macspoofchk` would accept it, and the
+/// bridge would also send the frames of the MAC's owner to the new port. `port` is the new port,
+/// registered but still down, so that of two concurrent ADDs with one MAC at most one succeeds.
 pub(super) fn require_unused(
     host: &Netlink,
     plan: &BridgePlan<'_>,
@@ -48,8 +48,8 @@ pub(super) fn require_unused(
     }))
 }
 
-/// Whether frames of the bridge reach this link of the host: the bridge and its ports, links on top of the bridge, and
-/// the other ends of ports.
+/// Whether frames of the bridge reach this link of the host: the bridge and its ports, links on top
+/// of the bridge, and the other ends of ports.
 fn is_on_bridge(bridge: &Link, link: &Link, links: &[Link]) -> bool {
     let is_port = |index: u32| {
         links.iter().any(|port| port.index == index && port.master == Some(bridge.index))
@@ -60,8 +60,9 @@ fn is_on_bridge(bridge: &Link, link: &Link, links: &[Link]) -> bool {
         || below.is_some_and(|below| below == bridge.index || is_port(below))
 }
 
-/// The port of another container that may send with the requested MAC, or behind which the bridge has seen it. A MAC
-/// behind any other port, such as an uplink, may be this container's own, in its former place.
+/// The port of another container that may send with the requested MAC, or behind which the bridge
+/// has seen it. A MAC behind any other port, such as an uplink, may be this container's own, in its
+/// former place.
 fn find_mac_holder<'l>(
     host: &Netlink,
     plan: &BridgePlan<'_>,

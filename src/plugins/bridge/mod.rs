@@ -4,10 +4,10 @@
 //! `isGateway` it has the gateway's address and the host forwards; with `isDefaultGateway` the
 //! container's default route points to it. `ipam` is optional: without it the link is layer 2.
 //!
-//! State on the host while the container lives: one `veth` port, with `ipMasq` the masquerading of its addresses, with
-//! `macspoofchk` the check of its source MACs. Permanently: the bridge with its gateway addresses, enabled forwarding,
-//! and the packet filter's tables. A VLAN's gateway is an interface of its own, deleted with the last port
-//! of the VLAN.
+//! State on the host while the container lives: one `veth` port, with `ipMasq` the masquerading of
+//! its addresses, with `macspoofchk` the check of its source MACs. Permanently: the bridge with its
+//! gateway addresses, enabled forwarding, and the packet filter's tables. A VLAN's gateway is an
+//! interface of its own, deleted with the last port of the VLAN.
 
 mod mac;
 mod repair;
@@ -169,7 +169,8 @@ impl Plugin for Bridge {
                 configure::announce_addresses(&inside, &link);
             }
         }
-        // As late as possible, because other containers may use the addresses that `forceAddress` removes.
+        // As late as possible, because other containers may use the addresses that `forceAddress`
+        // removes.
         if !gateways.is_empty() {
             if bridge.pinned {
                 shared::warn_of_routes(host, &conf.bridge, &gateways);
@@ -302,8 +303,8 @@ impl<'a> BridgePlan<'a> {
         Ok(plan)
     }
 
-    /// Assigns the addresses to the container's interface and adds missing gateways and default routes. Returns the
-    /// gateway addresses of the bridge.
+    /// Assigns the addresses to the container's interface and adds missing gateways and default
+    /// routes. Returns the gateway addresses of the bridge.
     fn assign_gateways(&self, result: &mut CniResult) -> Vec<ipnet::IpNet> {
         let mut on_bridge = Vec::new();
         for ip in &mut result.ips {
@@ -324,7 +325,8 @@ impl<'a> BridgePlan<'a> {
     }
 }
 
-/// Deletes the gateway of a VLAN without other ports. With a configuration that ADD refuses there is no gateway.
+/// Deletes the gateway of a VLAN without other ports. With a configuration that ADD refuses there
+/// is no gateway.
 fn delete_gateway(cx: &CallContext<'_>, conf: &BridgeConfig, failures: &mut Failures) {
     if conf.vlan != 0
         && let Ok(plan) = BridgePlan::from_config(cx, conf)
@@ -343,8 +345,8 @@ fn spoof_port(port: &Link, container: &Link) -> Result<SpoofPart> {
     Ok(SpoofPart { name: port.name.clone(), mac })
 }
 
-/// The port in a result: the second interface of the host, behind the bridge, with the MAC of the container's
-/// interface.
+/// The port in a result: the second interface of the host, behind the bridge, with the MAC of the
+/// container's interface.
 fn listed_ports(prev: &CniResult, ifname: &InterfaceName) -> Vec<SpoofPart> {
     let (host, inside): (Vec<_>, Vec<_>) =
         prev.interfaces.iter().partition(|entry| entry.sandbox.is_empty());
@@ -353,8 +355,8 @@ fn listed_ports(prev: &CniResult, ifname: &InterfaceName) -> Vec<SpoofPart> {
     host.get(1).map(|entry| SpoofPart { name: entry.name.clone(), mac }).into_iter().collect()
 }
 
-/// Sets the VLANs and the attributes of a port, which is down, and sets the port up. New ports have both attributes
-/// off.
+/// Sets the VLANs and the attributes of a port, which is down, and sets the port up. New ports have
+/// both attributes off.
 fn start_port(
     host: &Netlink,
     plan: &BridgePlan<'_>,
@@ -386,7 +388,8 @@ fn configure_container(
         return configure::set_link_up(inside, link);
     }
     configure::enable_announcements(inside, link);
-    // Without duplicate address detection, only `ndisc_notify` informs neighbours that an address has moved.
+    // Without duplicate address detection, only `ndisc_notify` informs neighbours that an address
+    // has moved.
     let (style, ipv6): (_, &[_]) = if conf.enabledad {
         (AddressStyle::Detect, &[("accept_dad", "1"), ("enhanced_dad", "1"), ("ndisc_notify", "1")])
     } else {

@@ -1,5 +1,5 @@
-//! Repair of an attachment: restores the missing bridge, gateway addresses, port and routes of the container.
-//! Deliberate changes are left and reported.
+//! Repair of an attachment: restores the missing bridge, gateway addresses, port and routes of the
+//! container. Deliberate changes are left and reported.
 
 use ipnet::IpNet;
 
@@ -44,8 +44,8 @@ pub(super) fn restore_attachment(
     child::restore_routes(&inside, &CheckedLink { link, prev, index }, repairs)
 }
 
-/// The bridge, created or adopted as by ADD, with the MAC that its containers have cached; `None` if it cannot be
-/// restored.
+/// The bridge, created or adopted as by ADD, with the MAC that its containers have cached; `None`
+/// if it cannot be restored.
 fn restore_bridge(
     host: &Netlink,
     plan: &BridgePlan<'_>,
@@ -171,8 +171,9 @@ impl BridgedPair<'_> {
         Ok(())
     }
 
-    /// Connects the port to the bridge. No frame passes before the port is protected: the check of source MACs
-    /// matches the name of the port and is restored first; the port is down until attributes of ports are set.
+    /// Connects the port to the bridge. No frame passes before the port is protected: the check of
+    /// source MACs matches the name of the port and is restored first; the port is down until
+    /// attributes of ports are set.
     fn connect_port(&self, host: &Netlink) -> Result<()> {
         let BridgedPair { plan, owner, bridge, port, container, entry } = *self;
         let conf = plan.conf;

@@ -14,7 +14,8 @@ use cni::error::{Error, ErrorContext, Result};
 /// A bridge, or the gateway's interface of a VLAN.
 pub(super) struct SharedBridge {
     pub(super) link: Link,
-    /// Whether its MAC and MTU are known to have been set: otherwise they follow those of the ports.
+    /// Whether its MAC and MTU are known to have been set: otherwise they follow those of the
+    /// ports.
     pub(super) pinned: bool,
 }
 
@@ -34,8 +35,9 @@ pub(super) fn ensure_bridge(
     // A bridge with a MAC from the start does not take over the MAC of a port.
     let kind = LinkKind::Bridge { vlan_filtering: plan.vlans.filtering.then_some(true) };
     let mut bridge = NewLink::new(name, kind).with_mtu(mtu).set_up();
-    // A bridge whose MAC was set has a carrier only with a running port, and without carrier no IPv6 address
-    // is usable. While the container's end stays down no port runs, so the MAC is set later.
+    // A bridge whose MAC was set has a carrier only with a running port, and without carrier no
+    // IPv6 address is usable. While the container's end stays down no port runs, so the MAC is
+    // set later.
     let late = conf.disable_container_interface;
     if !late {
         bridge = bridge.with_mac(mac);
@@ -84,8 +86,9 @@ pub(super) fn require_bridge(link: &Link) -> Result<()> {
         .with_details("choose another name for the key \"bridge\", or remove that link"))
 }
 
-/// Protects the host from the containers, also on a bridge of another program: no router advertisements and, with
-/// `macspoofchk`, no learning from link-local frames, which bypass the check of source MACs.
+/// Protects the host from the containers, also on a bridge of another program: no router
+/// advertisements and, with `macspoofchk`, no learning from link-local frames, which bypass the
+/// check of source MACs.
 fn harden_bridge(host: &Netlink, bridge: &Link, conf: &BridgeConfig) -> Result<()> {
     veth::refuse_advertisements(bridge);
     let learns = bridge.bridge.unwrap_or_default().learns_link_local;
@@ -104,8 +107,8 @@ pub(super) fn first_host_address(net: IpNet) -> IpAddr {
     }
 }
 
-/// Adds a default route through `gw` unless its family has a default route. A default route without a gateway counts:
-/// it will use the same gateway.
+/// Adds a default route through `gw` unless its family has a default route. A default route without
+/// a gateway counts: it will use the same gateway.
 pub(super) fn add_default_route(routes: &mut Vec<ResultRoute>, gw: IpAddr) {
     let dst =
         if gw.is_ipv4() { Ipv4Net::default().into() } else { IpNet::from(Ipv6Net::default()) };
@@ -122,8 +125,9 @@ pub(super) fn warn_of_routes(host: &Netlink, bridge: &str, gateways: &[IpNet]) {
     }
 }
 
-/// Adds the missing gateway addresses to the bridge, or to the interface of a VLAN, and enables forwarding for their
-/// families. Removes conflicting addresses if `forceAddress` allows it, which a failed ADD restores.
+/// Adds the missing gateway addresses to the bridge, or to the interface of a VLAN, and enables
+/// forwarding for their families. Removes conflicting addresses if `forceAddress` allows it, which
+/// a failed ADD restores.
 pub(super) fn ensure_gateways<'a>(
     host: &'a Netlink,
     bridge: &SharedBridge,
@@ -177,10 +181,11 @@ pub(super) fn add_gateway(host: &Netlink, bridge: &SharedBridge, gateway: IpNet)
         added => added.context(|| format!("could not add IP address {gateway} to \"{name}\""))?,
     }
     match *mac {
-        // A bridge of another program follows the lowest MAC of its ports until its MAC is set; containers keep the
-        // gateway's MAC in their neighbour tables.
+        // A bridge of another program follows the lowest MAC of its ports until its MAC is set;
+        // containers keep the gateway's MAC in their neighbour tables.
         Some(mac) if !bridge.pinned => {
-            // A bridge without ports may have the MAC 00:00:00:00:00:00, which the kernel does not accept.
+            // A bridge without ports may have the MAC 00:00:00:00:00:00, which the kernel does not
+            // accept.
             let mac = if mac == MacAddress([0; 6]) { MacAddress::random_local() } else { mac };
             host.change_link(*index, LinkChange::new().set_mac(mac))
                 .context(|| "could not set bridge's mac")

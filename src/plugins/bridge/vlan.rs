@@ -1,8 +1,9 @@
 //! VLANs of the port.
 //!
-//! The container's own VLAN (`vlan`) is untagged at the port, the VLANs of `vlanTrunk` are tagged. A bridge separates
-//! VLANs only with `vlan_filtering`, which is enabled when the bridge is created, or while it has no ports. A bridge
-//! with ports is not changed, since tagged frames that pass now would be dropped; ADD fails then.
+//! The container's own VLAN (`vlan`) is untagged at the port, the VLANs of `vlanTrunk` are tagged.
+//! A bridge separates VLANs only with `vlan_filtering`, which is enabled when the bridge is
+//! created, or while it has no ports. A bridge with ports is not changed, since tagged frames that
+//! pass now would be dropped; ADD fails then.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -74,7 +75,8 @@ impl ConfiguredVlans {
         })
     }
 
-    /// Whether the bridge filters VLANs or need not; fails if filtering is needed and cannot be enabled.
+    /// Whether the bridge filters VLANs or need not; fails if filtering is needed and cannot be
+    /// enabled.
     pub(super) fn require_filtering(&self, host: &Netlink, bridge: &Link) -> Result<bool> {
         if !self.filtering || bridge.bridge.unwrap_or_default().vlan_filtering {
             return Ok(true);
@@ -121,8 +123,9 @@ impl ConfiguredVlans {
         Some(format!("port \"{}\" is not in VLAN {id}, configured as {how}", port.name))
     }
 
-    /// CHECK: fails unless the bridge filters VLANs, if needed, and the port is in exactly its VLANs. Older releases of
-    /// the reference leave each port also in the default VLAN, which is accepted without `is_labelled`.
+    /// CHECK: fails unless the bridge filters VLANs, if needed, and the port is in exactly its
+    /// VLANs. Older releases of the reference leave each port also in the default VLAN, which
+    /// is accepted without `is_labelled`.
     pub(super) fn verify_port(
         &self,
         host: &Netlink,

@@ -1,9 +1,10 @@
-//! The gateway of a VLAN: the interface `<bridge>.<vlan>` of the host, one end of a veth pair whose other end is a port
-//! of the bridge in that VLAN.
+//! The gateway of a VLAN: the interface `<bridge>.<vlan>` of the host, one end of a veth pair whose
+//! other end is a port of the bridge in that VLAN.
 //!
-//! All containers of the VLAN share the gateway. It is created and deleted under a lock, so that no process finds an
-//! incomplete gateway, and no container loses the gateway that it has just found. It is deleted with the last other
-//! port of the VLAN. A gateway that the reference plugin has created is adopted.
+//! All containers of the VLAN share the gateway. It is created and deleted under a lock, so that no
+//! process finds an incomplete gateway, and no container loses the gateway that it has just found.
+//! It is deleted with the last other port of the VLAN. A gateway that the reference plugin has
+//! created is adopted.
 
 use super::{BridgePlan, vlan};
 use crate::files::lock::FileLock;
@@ -24,8 +25,8 @@ pub(super) fn interface_name(plan: &BridgePlan<'_>) -> Option<String> {
     Some(format!("{}.{id}", plan.conf.bridge))
 }
 
-/// Finds the gateway's interface, or creates it and registers its deletion for the rollback; `port` is the index of the
-/// container's port.
+/// Finds the gateway's interface, or creates it and registers its deletion for the rollback; `port`
+/// is the index of the container's port.
 pub(super) fn ensure_interface<'a>(
     host: &'a Netlink,
     plan: &'a BridgePlan<'a>,
@@ -85,7 +86,8 @@ fn complete_pair(host: &Netlink, plan: &BridgePlan<'_>, bridge: &Link, link: &Li
         } else if !port.up {
             host.change_link(port.index, up)?;
         }
-        // Sets the VLAN even if the port has it already: finding that out would take a dump of all ports.
+        // Sets the VLAN even if the port has it already: finding that out would take a dump of all
+        // ports.
         let own = Vec::from_iter(plan.vlans.access.map(PortVlanRange::native_vlan));
         plan.vlans.apply_to_port(host, bridge, &port, &own)?;
     }
@@ -115,8 +117,8 @@ pub(super) fn delete_if_unused(
     let Some(link) = host.find_link(&name)? else { return Ok(()) };
     let Some(port) = find_bridge_port(host, &link)? else { return Ok(()) };
     let Some(bridge) = host.find_link(&plan.conf.bridge)? else { return Ok(()) };
-    // A port of another bridge is not the plugin's. A port of no bridge that is down was left by a process that was
-    // killed: a running process holds the lock.
+    // A port of another bridge is not the plugin's. A port of no bridge that is down was left by a
+    // process that was killed: a running process holds the lock.
     let is_incomplete = port.master.is_none() && !port.up && !link.up;
     let is_own = port.master == Some(bridge.index) || is_incomplete;
     if !is_own || is_used(host, plan, &bridge, [Some(port.index), except])? {

@@ -10,12 +10,12 @@ use cni::json::Json;
 use cni::sort::sort_by;
 use cni::{NetworkConfig, ResultRoute};
 
-/// The subnet for DEL and GC if the subnet file is missing: host-local requires a range, but does not use it for these
-/// verbs.
+/// The subnet for DEL and GC if the subnet file is missing: host-local requires a range, but does
+/// not use it for these verbs.
 const PLACEHOLDER: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(192, 0, 2, 0), 24));
 
-/// The delegate's configuration, with keys in the order of the reference. Without `env` it serves DEL and GC only,
-/// which need neither ranges nor routes.
+/// The delegate's configuration, with keys in the order of the reference. Without `env` it serves
+/// DEL and GC only, which need neither ranges nor routes.
 pub(super) fn derive_config(net: &NetworkConfig, env: Option<&SubnetEnv>) -> Result<Json> {
     let mut delegate = DelegateMembers::from_request(net, "delegate")?;
     let plugin = match delegate.find_value("type") {
@@ -59,7 +59,8 @@ pub(super) fn derive_config(net: &NetworkConfig, env: Option<&SubnetEnv>) -> Res
     Ok(delegate.into_sorted_object())
 }
 
-/// `ipam` of the delegate, with the node's subnets, and the routes of the request, then those to the pod networks.
+/// `ipam` of the delegate, with the node's subnets, and the routes of the request, then those to
+/// the pod networks.
 fn derive_ipam(net: &NetworkConfig, env: Option<&SubnetEnv>) -> Result<Json> {
     let mut ipam = DelegateMembers::from_request(net, "ipam")?;
     ipam.set_default("type", "host-local".into());

@@ -1,11 +1,11 @@
-//! flannel: delegates to another plugin, by default bridge with host-local, with the subnet that flanneld has written
-//! for this node.
+//! flannel: delegates to another plugin, by default bridge with host-local, with the subnet that
+//! flanneld has written for this node.
 //!
-//! Keys: `subnetFile`, `dataDir`, `delegate`, `ipam`, and `runtimeConfig`, `args` and `dns`, which are
-//! passed on. The result is the delegate's.
+//! Keys: `subnetFile`, `dataDir`, `delegate`, `ipam`, and `runtimeConfig`, `args` and `dns`, which
+//! are passed on. The result is the delegate's.
 //!
-//! State on the host while the container lives: the delegate's configuration in `dataDir` (`record.rs`), and the state
-//! of the delegate; permanently: the directory.
+//! State on the host while the container lives: the delegate's configuration in `dataDir`
+//! (`record.rs`), and the state of the delegate; permanently: the directory.
 
 mod derive;
 mod record;
@@ -59,16 +59,17 @@ impl FlannelConfig {
         given.unwrap_or(Path::new(DATA_DIR))
     }
 
-    /// The records; fails if other users than root could have written them, because a record names the plugin that DEL
-    /// executes.
+    /// The records; fails if other users than root could have written them, because a record names
+    /// the plugin that DEL executes.
     fn open_records(&self) -> Result<DelegateRecordStore> {
         Ok(DelegateRecordStore::from_trusted_directory(&trust::resolve_data_dir(
             self.record_directory(),
         )?))
     }
 
-    /// As [`FlannelConfig::open_records`], for the verbs of an existing attachment, which no invalid key prevents:
-    /// without records the delegate's configuration is derived from the request.
+    /// As [`FlannelConfig::open_records`], for the verbs of an existing attachment, which no
+    /// invalid key prevents: without records the delegate's configuration is derived from the
+    /// request.
     fn open_records_if_trusted(&self) -> Option<DelegateRecordStore> {
         self.open_records()
             .inspect_err(|error| {
@@ -247,8 +248,9 @@ impl Plugin for Flannel {
     }
 }
 
-/// Removes a record of the reference whose container has no address any more: the delegate's GC releases it if no link
-/// can be the container's. Without the record a later DEL would leave the link.
+/// Removes a record of the reference whose container has no address any more: the delegate's GC
+/// releases it if no link can be the container's. Without the record a later DEL would leave the
+/// link.
 fn remove_if_unused(record: &DelegateRecord, network: &str) -> Result<()> {
     let (json, id) = (record.parse_config()?, &record.container_id);
     let leases = reference_gc::read_network_leases(&json, network)?;

@@ -1,9 +1,10 @@
 //! The records of attachments: the delegate's configuration of ADD, for CHECK and DEL.
 //!
-//! The reference writes `<dataDir>/<container>`, so only one interface of a container can have a record. The first
-//! interface's record is the same here; the note `.cnibox/<container>` beside it has two lines: the interface, and the
-//! device number, inode number, change time in nanoseconds and path of its network namespace. The records of further
-//! interfaces are `.cnibox/<container>:<interface>`.
+//! The reference writes `<dataDir>/<container>`, so only one interface of a container can have a
+//! record. The first interface's record is the same here; the note `.cnibox/<container>` beside it
+//! has two lines: the interface, and the device number, inode number, change time in nanoseconds
+//! and path of its network namespace. The records of further interfaces are
+//! `.cnibox/<container>:<interface>`.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -21,7 +22,8 @@ use cni::names::is_identifier;
 
 /// The directory beside the reference's records.
 const OWN: &str = ".cnibox";
-/// Limit of a record's size in bytes: the maximum of a request, and what is added from the subnet file.
+/// Limit of a record's size in bytes: the maximum of a request, and what is added from the subnet
+/// file.
 const MAX_BYTES: usize = 17 << 20;
 
 /// All records of a data directory.
@@ -56,7 +58,8 @@ pub(super) struct RecordedNamespace {
 }
 
 impl RecordedNamespace {
-    /// The namespace at `path`; `None` if nothing pins it: it cannot be distinguished from a later one.
+    /// The namespace at `path`; `None` if nothing pins it: it cannot be distinguished from a later
+    /// one.
     pub(super) fn from_path(path: &str) -> Option<RecordedNamespace> {
         let netns = NetnsIdentity::at_path(Path::new(path)).filter(|netns| netns.ctime != 0)?;
         Some(RecordedNamespace { path: path.to_owned(), netns })
@@ -82,7 +85,8 @@ impl AttachmentNote {
 }
 
 impl DelegateRecord {
-    /// Removes the record: after its note, so that DEL can be repeated as long as the record exists.
+    /// Removes the record: after its note, so that DEL can be repeated as long as the record
+    /// exists.
     pub(super) fn remove_files(&self) -> Result<()> {
         self.note_path.as_deref().map_or(Ok(()), remove_file)?;
         Ok(remove_file(&self.path)?)
@@ -106,8 +110,8 @@ impl DelegateRecord {
         Some(json.get_present_member("name")?.as_str()?.to_owned())
     }
 
-    /// Whether the record may be of this attachment. The note proves that a malformed record is ours; without a note
-    /// only an empty record may be removed, because it has no information.
+    /// Whether the record may be of this attachment. The note proves that a malformed record is
+    /// ours; without a note only an empty record may be removed, because it has no information.
     fn may_belong_to(&self, owner: &AttachmentId<'_>) -> bool {
         let ifname = self.note.ifname.as_deref();
         ifname.is_none_or(|ifname| ifname == owner.ifname)
@@ -119,7 +123,8 @@ impl DelegateRecord {
 }
 
 impl DelegateRecordStore {
-    /// The records in the directory `dir`, which is created if it is missing. Fails if others could write there.
+    /// The records in the directory `dir`, which is created if it is missing. Fails if others could
+    /// write there.
     pub(super) fn create_in_directory(dir: &Path) -> Result<DelegateRecordStore> {
         Ok(DelegateRecordStore { dir: trust::create_data_dir(dir, 0o700)? })
     }
@@ -204,7 +209,8 @@ impl DelegateRecordStore {
         Ok(self.read_first_record(owner.id)?.filter(|record| record.may_belong_to(owner)))
     }
 
-    /// All readable records. An unreadable record only causes a warning, so that GC handles the others.
+    /// All readable records. An unreadable record only causes a warning, so that GC handles the
+    /// others.
     pub(super) fn list_records(&self) -> Result<Vec<DelegateRecord>> {
         let (first, further) =
             (list_file_names(&self.dir)?, list_file_names(&self.own_directory())?);

@@ -43,7 +43,8 @@ impl SubnetEnv {
     }
 }
 
-/// Parses the lines, of which later ones override earlier ones. The inner error lists the missing keys.
+/// Parses the lines, of which later ones override earlier ones. The inner error lists the missing
+/// keys.
 fn parse_lines(text: &str) -> Result<Result<SubnetEnv, String>, String> {
     let (mut networks, mut subnets) = <([Vec<IpNet>; 2], [Option<IpNet>; 2])>::default();
     let (mut mtu, mut masquerades) = (None, None);

@@ -9,8 +9,8 @@ use crate::netlink::{Link, MacAddress, Netlink};
 use cni::error::{Error, Result};
 use cni::sort::sort_by;
 
-/// Kinds of links on top of another link that may share its address: of two links with the same address, the upper one
-/// is never selected.
+/// Kinds of links on top of another link that may share its address: of two links with the same
+/// address, the upper one is never selected.
 const UPPER_KINDS: [&str; 10] =
     ["bond", "bridge", "hsr", "ipvlan", "ipvtap", "macvlan", "macvtap", "team", "vlan", "vrf"];
 
@@ -30,8 +30,8 @@ pub(super) enum DeviceSelector {
 }
 
 impl DeviceSelector {
-    /// The selector of the configuration, if any. The runtime's choice for this container has precedence over the keys
-    /// of the network.
+    /// The selector of the configuration, if any. The runtime's choice for this container has
+    /// precedence over the keys of the network.
     pub(super) fn from_config(
         conf: &HostDeviceConfig,
         sysfs: &Sysfs,
@@ -72,8 +72,8 @@ impl DeviceSelector {
         self.pci_function().filter(|id| sysfs.is_user_space(id))
     }
 
-    /// Whether a link that came from the host may be the device; `host_name` is its name on the host. False only if an
-    /// attribute contradicts.
+    /// Whether a link that came from the host may be the device; `host_name` is its name on the
+    /// host. False only if an attribute contradicts.
     pub(super) fn may_select(&self, link: &Link, host_name: &str) -> bool {
         match self {
             DeviceSelector::Name(name) => host_name == name || link.alt_names.contains(name),
@@ -133,7 +133,8 @@ fn selector_by_device_id(id: String, sysfs: &Sysfs) -> Result<DeviceSelector> {
     Err(Error::internal(msg).with_details("it is on neither the pci nor the auxiliary bus"))
 }
 
-/// Refuses a name on a bus that is not a single path segment, because the name becomes part of a path.
+/// Refuses a name on a bus that is not a single path segment, because the name becomes part of a
+/// path.
 fn require_one_segment(key: &str, id: String) -> Result<String> {
     let mut parts = Path::new(&id).components();
     match (parts.next(), parts.next()) {
@@ -152,8 +153,8 @@ fn selector_by_kernel_path(text: &str) -> Result<DeviceSelector> {
     Err(Error::config(msg))
 }
 
-/// The link with this address. Bonds give their address to their ports, and VLANs, bridges and bonds take the address
-/// of a lower link, so the permanent address has precedence.
+/// The link with this address. Bonds give their address to their ports, and VLANs, bridges and
+/// bonds take the address of a lower link, so the permanent address has precedence.
 fn find_by_mac(links: &[Link], mac: MacAddress) -> Result<Link> {
     let permanent = |link: &Link| link.permanent_mac == Some(mac);
     let upper = |link: &Link| link.kind.as_deref().is_some_and(|k| UPPER_KINDS.contains(&k));
@@ -190,7 +191,8 @@ fn find_in_net_directory(host: &Netlink, directory: &Path) -> Result<Link> {
     Err(Error::internal(format!("link {names} not found in the host's namespace")))
 }
 
-/// As [`find_in_net_directory`]; if sysfs shows another namespace, the link whose parent device is reported by netlink.
+/// As [`find_in_net_directory`]; if sysfs shows another namespace, the link whose parent device is
+/// reported by netlink.
 fn find_by_parent(host: &Netlink, directory: Result<PathBuf>, parents: &[String]) -> Result<Link> {
     directory.and_then(|directory| find_in_net_directory(host, &directory)).or_else(|error| {
         let mut links = host.dump_links()?;

@@ -1,13 +1,14 @@
 //! host-device: moves a network device of the host into the container, and back on DEL.
 //!
-//! Keys: one of `device`, `hwaddr`, `kernelpath`, `pciBusID`, or the capability `deviceID` (a PCI address or a name on
-//! the auxiliary bus), which has precedence; `ipam` is optional; with `useInterfaceNetwork` the device keeps its
-//! addresses and routes in the container. A PCI function with a userspace driver (VFIO, DPDK) has no interface: it is
-//! only reported, with its addresses.
+//! Keys: one of `device`, `hwaddr`, `kernelpath`, `pciBusID`, or the capability `deviceID` (a PCI
+//! address or a name on the auxiliary bus), which has precedence; `ipam` is optional; with
+//! `useInterfaceNetwork` the device keeps its addresses and routes in the container. A PCI function
+//! with a userspace driver (VFIO, DPDK) has no interface: it is only reported, with its addresses.
 //!
-//! While the container has the device, its alias is its name on the host, as with the reference plugin, and a record
-//! below `/run/cni/host-device` holds the rest of its state. DEL restores name, alias, MAC, MTU, the addresses and
-//! routes of an administrator, and sets the device up if it was up. Nothing else remains on the host.
+//! While the container has the device, its alias is its name on the host, as with the reference
+//! plugin, and a record below `/run/cni/host-device` holds the rest of its state. DEL restores
+//! name, alias, MAC, MTU, the addresses and routes of an administrator, and sets the device up if
+//! it was up. Nothing else remains on the host.
 
 mod find;
 mod sysfs;
@@ -89,7 +90,8 @@ impl Plugin for HostDevice {
         transfer::require_free_names(&inside, &device, req.ifname.as_str())?;
         let l3 = cx.has_ipam();
         if l3 {
-            // Looked up before the move: a device loses the addresses of protocols (DHCP, SLAAC) when it is moved.
+            // Looked up before the move: a device loses the addresses of protocols (DHCP, SLAAC)
+            // when it is moved.
             cx.ipam_plugin()?;
         }
         let origin = state_for_record(host, &device, &cx.net.name)?;
@@ -175,8 +177,8 @@ impl Plugin for HostDevice {
 
     fn status(cx: &CallContext<'_>, conf: &HostDeviceConfig) -> Result<()> {
         let sysfs = Sysfs::new();
-        // A device may be in a container now, and is often allocated only by ADD; but hardware that the
-        // configuration names must exist.
+        // A device may be in a container now, and is often allocated only by ADD; but hardware that
+        // the configuration names must exist.
         let selector = DeviceSelector::from_config(conf, &sysfs).or_unavailable()?;
         let pci = selector.as_ref().and_then(DeviceSelector::pci_function);
         if let Some(id) = pci.filter(|id| !sysfs.device_directory("pci", id).exists()) {
@@ -204,7 +206,8 @@ fn explain_missing_device(error: Error, selector: &DeviceSelector, cx: &CallCont
     }
 }
 
-/// The result for a device with a userspace driver: it has no interface to move, and a program uses the addresses.
+/// The result for a device with a userspace driver: it has no interface to move, and a program uses
+/// the addresses.
 fn report_user_space_pci(cx: &CallContext<'_>, req: &AddRequest, pci: &str) -> Result<CniResult> {
     let mut undo = Rollback::new();
     let l3 = cx.has_ipam();

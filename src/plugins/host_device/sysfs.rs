@@ -1,7 +1,8 @@
 //! Devices in sysfs: their drivers, network interfaces and buses.
 //!
-//! `/sys/bus` is the same in every namespace, but a `net` directory shows the interfaces of the namespace that sysfs
-//! was mounted in. So the names in the directory are compared with the links that netlink reports ([`shows_link`]).
+//! `/sys/bus` is the same in every namespace, but a `net` directory shows the interfaces of the
+//! namespace that sysfs was mounted in. So the names in the directory are compared with the links
+//! that netlink reports ([`shows_link`]).
 
 use std::fs;
 use std::io;
@@ -31,8 +32,8 @@ impl Sysfs {
         Sysfs(root.into())
     }
 
-    /// The directory of a device on a bus: of a PCI function such as `0000:3d:00.1`, or on the auxiliary bus such as
-    /// `mlx5_core.sf.4`.
+    /// The directory of a device on a bus: of a PCI function such as `0000:3d:00.1`, or on the
+    /// auxiliary bus such as `mlx5_core.sf.4`.
     pub(super) fn device_directory(&self, bus: &str, id: &str) -> PathBuf {
         self.0.join("bus").join(bus).join("devices").join(id)
     }
@@ -74,8 +75,8 @@ impl Sysfs {
     }
 }
 
-/// Whether a link is the link that a `net` directory shows under its name: the namespace of the mount may have another
-/// link of that name.
+/// Whether a link is the link that a `net` directory shows under its name: the namespace of the
+/// mount may have another link of that name.
 pub(super) fn shows_link(directory: &Path, link: &Link) -> bool {
     let shown = |file| files::read_text(&directory.join(&link.name).join(file), MAX_BYTES).ok();
     let same = |text: &String, value: String| text.trim() == value;

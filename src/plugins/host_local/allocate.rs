@@ -13,12 +13,13 @@ use crate::leases::{LeaseListing, LeaseStore};
 use cni::IpConfig;
 use cni::error::{Error, ErrorCode, ErrorContext, Result};
 
-/// How many candidates are tried one by one before the directory is read: reading thousands of entries costs more than
-/// a few dozen failed attempts.
+/// How many candidates are tried one by one before the directory is read: reading thousands of
+/// entries costs more than a few dozen failed attempts.
 const PROBES: usize = 64;
 
 /// Reserves one address of every set for `owner`, and every address of `requested`, in that
-/// order. On failure no new reservation remains. `end` is the host's end of the attachment's veth pair.
+/// order. On failure no new reservation remains. `end` is the host's end of the attachment's veth
+/// pair.
 pub fn allocate_all(
     store: &mut LeaseStore,
     sets: &[RangeSet],
@@ -113,7 +114,8 @@ impl<'a> AddressAllocation<'a> {
         )))
     }
 
-    /// Reserves an address of the set: the requested one, which the set includes, or the next free one.
+    /// Reserves an address of the set: the requested one, which the set includes, or the next free
+    /// one.
     fn allocate_from_set(
         &mut self,
         id: usize,
@@ -201,8 +203,8 @@ impl<'a> AddressAllocation<'a> {
     }
 }
 
-/// Reserves the address; false if it is taken by a lease or, if leases were deleted, by an existing attachment of the
-/// network.
+/// Reserves the address; false if it is taken by a lease or, if leases were deleted, by an existing
+/// attachment of the network.
 fn reserve_address(
     store: &mut LeaseStore,
     owner: AttachmentId<'_>,

@@ -4,12 +4,14 @@
 //! are files in `<dataDir>/<network>` named by the address, in the reference plugin's format, so
 //! that the two implementations can replace each other.
 //!
-//! State on the host while the container lives: one lease file per address. Permanently: the directory with its lock,
-//! the last reserved address of each set, and `.cnibox` with a journal of the leases and the host's ends of their veth
-//! pairs. When no address is free, leases of an earlier boot, or whose end on the host is gone, are reclaimed.
+//! State on the host while the container lives: one lease file per address. Permanently: the
+//! directory with its lock, the last reserved address of each set, and `.cnibox` with a journal of
+//! the leases and the host's ends of their veth pairs. When no address is free, leases of an
+//! earlier boot, or whose end on the host is gone, are reclaimed.
 //!
-//! Keys, all in `ipam`: `type`, `dataDir`, `resolvConf`, `routes`, `ranges`, `subnet`, `rangeStart`, `rangeEnd`,
-//! `gateway`, and in addition to the reference's, `reuseDelay` and `lockTimeout`.
+//! Keys, all in `ipam`: `type`, `dataDir`, `resolvConf`, `routes`, `ranges`, `subnet`,
+//! `rangeStart`, `rangeEnd`, `gateway`, and in addition to the reference's, `reuseDelay` and
+//! `lockTimeout`.
 
 pub mod allocate;
 pub mod range;
@@ -190,7 +192,8 @@ impl Plugin for HostLocal {
         let (mut released, stay) = store.retain_leases(
             |lease| match &lease.ifname {
                 Some(ifname) => req.is_valid_attachment(&lease.id, ifname),
-                // A lease of releases up to 0.7.5 of the reference, or a reservation by an administrator.
+                // A lease of releases up to 0.7.5 of the reference, or a reservation by an
+                // administrator.
                 None => true,
             },
             true,

@@ -21,7 +21,8 @@ pub struct RangeConfig {
     /// The first address. Default: the network address plus 1.
     #[serde(deserialize_with = "ip::deserialize_optional_ip")]
     pub range_start: Option<IpAddr>,
-    /// The last address. Default: the last address of the network, for IPv4 the last one before broadcast.
+    /// The last address. Default: the last address of the network, for IPv4 the last one before
+    /// broadcast.
     #[serde(deserialize_with = "ip::deserialize_optional_ip")]
     pub range_end: Option<IpAddr>,
     /// The gateway, which may be outside of the network. Default: the network address plus 1.
@@ -170,7 +171,8 @@ impl RangeSet {
         Ok(RangeSet(ranges))
     }
 
-    /// Resolves the sets. [`check_overlaps`] is separate, because the number of sets is checked before.
+    /// Resolves the sets. [`check_overlaps`] is separate, because the number of sets is checked
+    /// before.
     pub fn all_from_configs(sets: &[Vec<RangeConfig>]) -> Result<Vec<RangeSet>> {
         if sets.is_empty() {
             return Err(Error::config("no IP ranges specified")
@@ -207,13 +209,14 @@ impl RangeSet {
         self.0.iter().any(|a| other.0.iter().any(|b| a.overlaps(b)))
     }
 
-    /// Whether `ip` is the gateway of any range of the set: an address of one range may be the gateway of another.
+    /// Whether `ip` is the gateway of any range of the set: an address of one range may be the
+    /// gateway of another.
     pub fn is_gateway(&self, ip: IpAddr) -> bool {
         self.0.iter().any(|range| range.gateway == ip)
     }
 
-    /// All addresses to allocate, with their ranges: those after `last`, range by range, then from the start up to and
-    /// including `last`.
+    /// All addresses to allocate, with their ranges: those after `last`, range by range, then from
+    /// the start up to and including `last`.
     pub fn candidate_addresses(
         &self,
         last: Option<IpAddr>,

@@ -53,7 +53,8 @@ struct PortMappingConfig {
     container_port: i64,
     /// `tcp`, `udp` or `sctp`.
     protocol: String,
-    /// The host's address. `0.0.0.0` and `::` are all addresses of their family. Default: all addresses.
+    /// The host's address. `0.0.0.0` and `::` are all addresses of their family. Default: all
+    /// addresses.
     #[serde(rename = "hostIP")]
     host_ip: String,
 }

@@ -1,13 +1,13 @@
-//! portmap: maps ports of the host to a container. A chained plugin: it returns `prevResult`, from which it takes the
-//! container's addresses.
+//! portmap: maps ports of the host to a container. A chained plugin: it returns `prevResult`, from
+//! which it takes the container's addresses.
 //!
 //! Keys: `backend`, `snat`, `masqAll`, `markMasqBit`, `externalSetMarkChain`, `conditionsV4`,
-//! `conditionsV6`; the ports come with the capability `portMappings`. Only packets to an address of the host itself are
-//! translated.
+//! `conditionsV6`; the ports come with the capability `portMappings`. Only packets to an address of
+//! the host itself are translated.
 //!
-//! State on the host while the container lives: elements of the table `inet cnibox_portmap`, or a chain `CNI-DN-..` of
-//! iptables. Permanently: the empty table or the chains `CNI-HOSTPORT-..`, and `route_localnet` of the interface
-//! towards the container.
+//! State on the host while the container lives: elements of the table `inet cnibox_portmap`, or a
+//! chain `CNI-DN-..` of iptables. Permanently: the empty table or the chains `CNI-HOSTPORT-..`, and
+//! `route_localnet` of the interface towards the container.
 
 mod conf;
 
@@ -187,9 +187,9 @@ fn build_forwarding(
     })
 }
 
-/// Creates the mappings. A port of a container that is gone is reclaimed. For a port of a container that may be alive,
-/// ADD waits: the container may be about to be deleted, as when a pod is replaced by force. Returns a port that
-/// another container keeps.
+/// Creates the mappings. A port of a container that is gone is reclaimed. For a port of a container
+/// that may be alive, ADD waits: the container may be about to be deleted, as when a pod is
+/// replaced by force. Returns a port that another container keeps.
 fn create_mappings(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
@@ -225,7 +225,8 @@ fn first_addresses(prev: &CniResult, ifname: &str) -> Vec<IpNet> {
         .collect()
 }
 
-/// Whether the address may be of this interface of the container. An address without an interface index may be of any.
+/// Whether the address may be of this interface of the container. An address without an interface
+/// index may be of any.
 fn is_of_interface(ip: &IpConfig, prev: &CniResult, ifname: &str) -> bool {
     let index = ip.interface.and_then(|index| usize::try_from(index).ok());
     match index.and_then(|index| prev.interfaces.get(index)) {
@@ -243,8 +244,9 @@ fn find_outgoing_interface(cx: &CallContext<'_>, addr: IpAddr) -> Result<Option<
     Ok(host.find_link_by_index(index)?.map(|link| link.name))
 }
 
-/// Permits connections from 127.0.0.1 of the host to containers, but not from containers to 127.0.0.0/8 of the host.
-/// The parameters are never reset, because other containers of the interface depend on them.
+/// Permits connections from 127.0.0.1 of the host to containers, but not from containers to
+/// 127.0.0.0/8 of the host. The parameters are never reset, because other containers of the
+/// interface depend on them.
 fn open_localhost(filter: &PacketFilter, keys: &[String]) -> Result<()> {
     if !keys.is_empty() {
         localhost::close_to_containers(filter)?;
@@ -255,8 +257,9 @@ fn open_localhost(filter: &PacketFilter, keys: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The kernel parameters that permit connections from 127.0.0.1 of the host to the container: of the interface towards
-/// the container, if the result lists this interface. Results before 0.3.0 have no interfaces.
+/// The kernel parameters that permit connections from 127.0.0.1 of the host to the container: of
+/// the interface towards the container, if the result lists this interface. Results before 0.3.0
+/// have no interfaces.
 fn localnet_keys(
     cx: &CallContext<'_>,
     conf: &PortmapConfig,

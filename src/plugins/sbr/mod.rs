@@ -1,12 +1,13 @@
-//! sbr: source-based routing. Packets from an address of the interface are sent through that interface, whatever the
-//! routes of the main table.
+//! sbr: source-based routing. Packets from an address of the interface are sent through that
+//! interface, whatever the routes of the main table.
 //!
-//! A chained plugin, behind an interface plugin: it returns `prevResult`, from which it takes the addresses. Keys:
-//! `table`, `gateways`, `addSourceHints`. For each address ADD adds a rule to a table of its own, from 100 on, and
-//! moves the interface's routes from the main table to that table; with `table`, it adds only a rule to that table.
+//! A chained plugin, behind an interface plugin: it returns `prevResult`, from which it takes the
+//! addresses. Keys: `table`, `gateways`, `addSourceHints`. For each address ADD adds a rule to a
+//! table of its own, from 100 on, and moves the interface's routes from the main table to that
+//! table; with `table`, it adds only a rule to that table.
 //!
-//! There is no state on the host: rules and routes are in the container. DEL deletes the rules and moves the routes
-//! back.
+//! There is no state on the host: rules and routes are in the container. DEL deletes the rules and
+//! moves the routes back.
 
 mod plan;
 
@@ -39,7 +40,8 @@ pub struct Sbr;
 pub struct SbrConfig {
     /// The table for all addresses, managed by another program. Default: a table for each address.
     table: Option<i64>,
-    /// The gateways of the default routes, at most one of each family. Default: the addresses' own.
+    /// The gateways of the default routes, at most one of each family. Default: the addresses'
+    /// own.
     gateways: Vec<String>,
     /// Whether the interface's subnets stay in the main table, each with its address as source.
     add_source_hints: bool,
@@ -183,7 +185,8 @@ impl Plugin for Sbr {
     }
 }
 
-/// The addresses of the interface in a result. Addresses without a valid interface index are included.
+/// The addresses of the interface in a result. Addresses without a valid interface index are
+/// included.
 fn interface_addresses<'r>(
     prev: &'r CniResult,
     ifname: &InterfaceName,
@@ -209,8 +212,8 @@ fn is_rule_from(rule: &PolicyRule, addr: IpAddr) -> bool {
     rule.plain && rule.src == Some(addr.into())
 }
 
-/// Whether a table was chosen by this plugin, not by another program: all its routes use the link. The table of a
-/// deleted link is empty.
+/// Whether a table was chosen by this plugin, not by another program: all its routes use the link.
+/// The table of a deleted link is empty.
 fn is_own_table(table: u32, routes: &[KernelRoute], link: Option<&Link>) -> bool {
     let mut inside = routes.iter().filter(|route| route.table == Some(table));
     table >= FIRST_TABLE
@@ -218,8 +221,8 @@ fn is_own_table(table: u32, routes: &[KernelRoute], link: Option<&Link>) -> bool
         && inside.all(|route| link.is_some_and(|link| tables::uses_only_link(route, link.index)))
 }
 
-/// The attachment's rules, also those of the reference: from its addresses, which are on the link or in `prevResult`.
-/// Without either, from addresses that no link has.
+/// The attachment's rules, also those of the reference: from its addresses, which are on the link
+/// or in `prevResult`. Without either, from addresses that no link has.
 fn find_own_rules(
     netlink: &Netlink,
     table: Option<u32>,
@@ -281,7 +284,8 @@ fn move_routes_back(
             netlink.delete_route(hint)?;
         }
     }
-    // Default routes may have been added by ADD: only those of the result were in the main table before.
+    // Default routes may have been added by ADD: only those of the result were in the main table
+    // before.
     let is_in_main = |table: Option<u32>| table.is_none_or(|t| t == 0 || t == RT_TABLE_MAIN);
     tables::return_to_main_table(netlink, link, rule.table, |route| {
         let mut reported = req.prev.iter().flat_map(|prev| &prev.routes);

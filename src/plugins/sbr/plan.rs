@@ -104,8 +104,9 @@ impl RoutingPlan {
         Ok(RoutingPlan { link, sources, rules, before, fixed })
     }
 
-    /// Adds the rules first, by which DEL finds the tables if ADD is killed; changes the main table last, so that every
-    /// address has a route at any time. `hints` are the subnets' routes that stay in the main table.
+    /// Adds the rules first, by which DEL finds the tables if ADD is killed; changes the main table
+    /// last, so that every address has a route at any time. `hints` are the subnets' routes
+    /// that stay in the main table.
     pub(super) fn apply_changes(
         &self,
         netlink: &Netlink,
@@ -133,7 +134,8 @@ impl RoutingPlan {
         Ok(())
     }
 
-    /// Undoes [`RoutingPlan::apply_changes`]: completes all steps that can be done, then reports the first error.
+    /// Undoes [`RoutingPlan::apply_changes`]: completes all steps that can be done, then reports
+    /// the first error.
     pub(super) fn revert_changes(&self, netlink: &Netlink) -> Result<()> {
         let mut done = Ok(());
         for (table, routes) in &self.before {
@@ -155,8 +157,8 @@ impl RoutingPlan {
         self.before.iter().skip(1).map(|(_, routes)| routes.as_slice())
     }
 
-    /// The routes to add to a source's table, in an order that the kernel accepts. The `present` routes are of an
-    /// earlier ADD.
+    /// The routes to add to a source's table, in an order that the kernel accepts. The `present`
+    /// routes are of an earlier ADD.
     fn routes_to_add(&self, source: &RuleSource, present: &[KernelRoute]) -> Vec<KernelRoute> {
         let fixed = self.fixed[usize::from(source.address.addr().is_ipv6())];
         let is_default = |route: &KernelRoute| route.dst.prefix_len() == 0;
@@ -175,8 +177,8 @@ impl RoutingPlan {
         near.into_iter().chain(default).chain(far).collect()
     }
 
-    /// Whether the route is for the address: a route belongs to the addresses whose subnets it uses, and to all
-    /// addresses if it uses no subnet.
+    /// Whether the route is for the address: a route belongs to the addresses whose subnets it
+    /// uses, and to all addresses if it uses no subnet.
     fn is_route_for(&self, route: &KernelRoute, source: &RuleSource) -> bool {
         let generic = tables::is_direct_route(route) && route.src.is_none();
         source.is_of_family(route)

@@ -70,8 +70,8 @@ impl InterfaceAttributes {
         failures.into_result()
     }
 
-    /// Verifies that the link has all attributes. The mode promiscuous is compared with the kernel's counter, which
-    /// includes the requests of other programs, such as tcpdump.
+    /// Verifies that the link has all attributes. The mode promiscuous is compared with the
+    /// kernel's counter, which includes the requests of other programs, such as tcpdump.
     pub(super) fn verify_link(&self, link: &Link, ifname: &InterfaceName) -> Result<()> {
         let found = InterfaceAttributes::from_link(link, self);
         if let Some(on) = self.promisc.filter(|on| *on != (link.promiscuity != 0)) {

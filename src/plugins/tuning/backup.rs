@@ -1,5 +1,5 @@
-//! The backup of an interface's original attributes, which DEL restores. The file has the reference's format with more
-//! keys, which the reference ignores.
+//! The backup of an interface's original attributes, which DEL restores. The file has the
+//! reference's format with more keys, which the reference ignores.
 
 use std::path::Path;
 
@@ -55,18 +55,20 @@ impl TuningBackup {
         decode().map_err(|e: Error| malformed(e.message()))
     }
 
-    /// Whether the backup may be of the owner's interface: the names of two attachments' files can be equal. The
-    /// network is not compared, as container and interface identify an attachment, and networks are renamed.
+    /// Whether the backup may be of the owner's interface: the names of two attachments' files can
+    /// be equal. The network is not compared, as container and interface identify an
+    /// attachment, and networks are renamed.
     pub(super) fn may_belong_to(&self, owner: &AttachmentId<'_>) -> bool {
         let attachment = &self.extra.attachment;
         attachment.is_empty() || interface_part(attachment) == interface_part(&owner.instance_id())
     }
 
-    /// The backup of an interface that has the attributes `now` and is to get the attributes `wanted`.
+    /// The backup of an interface that has the attributes `now` and is to get the attributes
+    /// `wanted`.
     ///
-    /// Attributes that an earlier ADD has set are not original: where the interface has the attributes that ADD set,
-    /// the earlier backup is kept. Where the interface has others, the earlier backup is of another interface, of an
-    /// earlier container with the same id.
+    /// Attributes that an earlier ADD has set are not original: where the interface has the
+    /// attributes that ADD set, the earlier backup is kept. Where the interface has others, the
+    /// earlier backup is of another interface, of an earlier container with the same id.
     pub(super) fn renew_backup(
         earlier: Option<TuningBackup>,
         owner: &AttachmentId<'_>,

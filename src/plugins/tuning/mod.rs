@@ -1,12 +1,13 @@
 //! tuning: kernel parameters, MAC, MTU, modes and transmit queue of the container's interface.
 //!
-//! A chained plugin, behind an interface plugin: it returns `prevResult` with the MAC and MTU that it has set. Keys:
-//! `sysctl`, an object set in its order, in whose keys `IFNAME` is the interface; `mac`, `mtu`, `promisc`, `allmulti`,
-//! `txQLen`, all of which `args.cni` may override, the MAC also `CNI_ARGS` and `runtimeConfig`; `dataDir`; `profile`.
-//! Kernel parameters that the node's `/etc/cni/tuning/allowlist.conf` does not match are refused.
+//! A chained plugin, behind an interface plugin: it returns `prevResult` with the MAC and MTU that
+//! it has set. Keys: `sysctl`, an object set in its order, in whose keys `IFNAME` is the interface;
+//! `mac`, `mtu`, `promisc`, `allmulti`, `txQLen`, all of which `args.cni` may override, the MAC
+//! also `CNI_ARGS` and `runtimeConfig`; `dataDir`; `profile`. Kernel parameters that the node's
+//! `/etc/cni/tuning/allowlist.conf` does not match are refused.
 //!
-//! State on the host while the container lives: a file below `dataDir` with the attributes for DEL to restore. Kernel
-//! parameters are not restored: they end with the namespace.
+//! State on the host while the container lives: a file below `dataDir` with the attributes for DEL
+//! to restore. Kernel parameters are not restored: they end with the namespace.
 
 mod attributes;
 mod backup;
@@ -79,8 +80,8 @@ impl TuningConfig {
         Path::new(if self.data_dir.is_empty() { "/run/cni/tuning" } else { &self.data_dir })
     }
 
-    /// The directory of backups for DEL and GC, which no invalid key prevents: the backups are ignored if other users
-    /// than root could have written them.
+    /// The directory of backups for DEL and GC, which no invalid key prevents: the backups are
+    /// ignored if other users than root could have written them.
     fn backup_directory_if_trusted(&self) -> Option<PathBuf> {
         trust::resolve_data_dir(self.backup_directory())
             .inspect_err(|error| warn!("{error}; its backups are ignored"))
@@ -173,8 +174,8 @@ impl Plugin for Tuning {
         req.sandbox.open_netns()?.run_inside(|| plan.verify_all(ifname))?
     }
 
-    /// An attribute that cannot be restored is reported once only: otherwise the DEL of the interface plugin, which
-    /// runs later, would never delete the interface.
+    /// An attribute that cannot be restored is reported once only: otherwise the DEL of the
+    /// interface plugin, which runs later, would never delete the interface.
     fn del(cx: &CallContext<'_>, conf: &TuningConfig, req: &DelRequest) -> Result<()> {
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let Some(dir) = conf.backup_directory_if_trusted() else { return Ok(()) };
@@ -224,7 +225,8 @@ impl Plugin for Tuning {
     }
 }
 
-/// Warns if the interface has a DHCP lease, which is for the MAC `former` that an earlier plugin reported.
+/// Warns if the interface has a DHCP lease, which is for the MAC `former` that an earlier plugin
+/// reported.
 fn warn_of_lease(owner: &AttachmentId<'_>, req: &AddRequest, former: &str, mac: MacAddress) {
     if former.parse() != Ok(mac)
         && AttachmentRecord::find_by_attachment(*owner).is_some_and(|record| {

@@ -10,13 +10,14 @@ use cni::InterfaceName;
 use cni::error::{Error, Result};
 use cni::files;
 
-/// Regular expressions of the keys that the administrator allows, one per line. Without the file all keys are allowed.
+/// Regular expressions of the keys that the administrator allows, one per line. Without the file
+/// all keys are allowed.
 const ALLOWLIST: &str = "/etc/cni/tuning/allowlist.conf";
 /// Limit of its size in bytes, far beyond the number of all keys.
 const MAX_BYTES: usize = 1 << 20;
 
-/// The profile "safe": parameters of a network namespace that have bounded costs and no effect on traffic between
-/// others. Of the parameters of interfaces only the container's own are safe.
+/// The profile "safe": parameters of a network namespace that have bounded costs and no effect on
+/// traffic between others. Of the parameters of interfaces only the container's own are safe.
 const SAFE: [&str; 41] = [
     "net/core/somaxconn",
     "net/ipv4/icmp_echo_ignore_all",
@@ -88,8 +89,8 @@ pub(super) fn restrict_to_safe(
     Ok(())
 }
 
-/// Fails unless the node's allowlist, if there is one, matches every parameter: the key as written, or with dots
-/// instead of slashes.
+/// Fails unless the node's allowlist, if there is one, matches every parameter: the key as written,
+/// or with dots instead of slashes.
 pub(super) fn check_allowlist(parameters: &[KernelParameter]) -> Result<()> {
     let text = match files::read_text(Path::new(ALLOWLIST), MAX_BYTES) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),

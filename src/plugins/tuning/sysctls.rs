@@ -61,8 +61,8 @@ impl KernelParameter {
 }
 
 impl ConfiguredSysctls {
-    /// The parameters in order; parameters of `args` override, or are appended. A key that occurs twice, in whatever
-    /// spelling, is an error.
+    /// The parameters in order; parameters of `args` override, or are appended. A key that occurs
+    /// twice, in whatever spelling, is an error.
     pub(super) fn merge_parameters(
         &self,
         args: &ConfiguredSysctls,
@@ -92,9 +92,9 @@ impl ConfiguredSysctls {
     }
 }
 
-/// The candidates for a key's path below `/proc/sys`. The reference replaces every dot by a slash. The second candidate
-/// follows sysctl(8), because names of interfaces may contain dots: the first of the two characters is the
-/// separator, and the other one is part of the names.
+/// The candidates for a key's path below `/proc/sys`. The reference replaces every dot by a slash.
+/// The second candidate follows sysctl(8), because names of interfaces may contain dots: the first
+/// of the two characters is the separator, and the other one is part of the names.
 fn candidate_paths(written: &str, ifname: &InterfaceName) -> Result<Vec<String>> {
     let is_dotted = written.chars().find(|c| ['.', '/'].contains(c)) == Some('.');
     let by_sysctl = if is_dotted {
@@ -144,8 +144,8 @@ impl KernelParameter {
 }
 
 impl PresentParameter<'_> {
-    /// Sets the value. A parameter that cannot be written may have the value already. It is read now, because an
-    /// earlier parameter of the list may have changed this one.
+    /// Sets the value. A parameter that cannot be written may have the value already. It is read
+    /// now, because an earlier parameter of the list may have changed this one.
     pub(super) fn write_value(&self) -> Result<()> {
         sysctl::write_value(self.key, self.value).or_else(|e| {
             if sysctl::read_value(self.key).is_ok_and(|now| now == self.value) {
@@ -178,8 +178,8 @@ impl PresentParameter<'_> {
     }
 }
 
-/// Whether the kernel prints this value for the configured one: it separates numbers by tabs, and prints them in
-/// decimal without leading zeros.
+/// Whether the kernel prints this value for the configured one: it separates numbers by tabs, and
+/// prints them in decimal without leading zeros.
 fn is_same_value(configured: &str, printed: &str) -> bool {
     let words = |text| str::split_whitespace(text).collect::<Vec<_>>();
     let (left, right) = (words(configured), words(printed));

@@ -1,4 +1,5 @@
-//! Defects of attachments: those in the runtimes' cache, their leases, and the remains of dead containers.
+//! Defects of attachments: those in the runtimes' cache, their leases, and the remains of dead
+//! containers.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
@@ -23,7 +24,8 @@ use cni::{SpecVersion, VersionNumber};
 /// The remedy for remains of dead containers.
 const COLLECT: &str = "cnibox gc";
 
-/// The remedy for an attachment whose link is gone: if a person deleted the link, the container may run.
+/// The remedy for an attachment whose link is gone: if a person deleted the link, the container may
+/// run.
 const DETACH: &str = "cnibox gc # and delete the container, if it still runs";
 
 /// The list of leases, with the state of their containers.
@@ -69,7 +71,8 @@ pub(super) fn read_cached(
 }
 
 impl ExaminedAttachment {
-    /// The finding of CHECK, or the reason for which CHECK is not run: the container has ended, or is in doubt.
+    /// The finding of CHECK, or the reason for which CHECK is not run: the container has ended, or
+    /// is in doubt.
     pub(super) fn run_check(
         &self,
         directories: &ToolDirectories,
@@ -101,7 +104,8 @@ impl ExaminedAttachment {
         })
     }
 
-    /// Why the namespace at its path may be that of another container; `None` if nothing suggests it.
+    /// Why the namespace at its path may be that of another container; `None` if nothing suggests
+    /// it.
     fn displacement_reason(&self) -> Option<String> {
         self.life.rival.as_ref().and_then(|_| self.life.doubt_reason(&self.cached.attach.netns))
     }
@@ -167,8 +171,8 @@ pub(super) fn routed_networks(attached: &[ExaminedAttachment]) -> Vec<RoutedNetw
     networks
 }
 
-/// Whether the state of an ended attachment is still there while no other process is changing the attachment: its DEL
-/// deletes the link first.
+/// Whether the state of an ended attachment is still there while no other process is changing the
+/// attachment: its DEL deletes the link first.
 fn is_left(instance: &str, is_there: impl Fn() -> bool) -> bool {
     let lock = AttachmentRecord::try_lock_instance(instance);
     // Without a directory for locks there is no lock to hold.
@@ -238,7 +242,8 @@ pub(super) fn subject_of_ports(finding: &Finding) -> Option<FindingSubject> {
     }
 }
 
-/// Leases of dead containers, addresses of two living containers, and addresses of living containers without a lease.
+/// Leases of dead containers, addresses of two living containers, and addresses of living
+/// containers without a lease.
 pub(super) fn examine_leases(
     attached: &[ExaminedAttachment],
     stores: &[LeaseDirectory],
@@ -291,7 +296,8 @@ pub(super) fn examine_leases(
     Ok(findings)
 }
 
-/// For information: leases that stay until DEL or GC because nothing proves whether their attachments exist, by reason.
+/// For information: leases that stay until DEL or GC because nothing proves whether their
+/// attachments exist, by reason.
 fn leases_in_doubt(network: &str, statuses: &[LeaseStatus]) -> Vec<Finding> {
     let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
     for status in statuses {

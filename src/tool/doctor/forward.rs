@@ -1,5 +1,5 @@
-//! Rules of other software that drop forwarded packets: from containers to other networks, and to published ports of
-//! containers.
+//! Rules of other software that drop forwarded packets: from containers to other networks, and to
+//! published ports of containers.
 
 use std::net::IpAddr;
 
@@ -25,8 +25,8 @@ struct ForwardedPackets {
     published: Vec<ForwardedPacket>,
 }
 
-/// The base chains that certainly drop packets of these networks. Tables of cnibox are left out: whoever configured the
-/// plugins knows them.
+/// The base chains that certainly drop packets of these networks. Tables of cnibox are left out:
+/// whoever configured the plugins knows them.
 pub(super) fn find_dropping_chains(
     nft: &NftSocket,
     networks: &[RoutedNetwork<'_>],
@@ -59,7 +59,8 @@ pub(super) fn find_dropping_chains(
     chains.iter().filter_map(dropped).collect()
 }
 
-/// The packets of a network whose containers have these addresses; `None` if no route leads to them.
+/// The packets of a network whose containers have these addresses; `None` if no route leads to
+/// them.
 fn forwarded_packets(host: &Netlink, network: &str, ips: &[IpAddr]) -> Option<ForwardedPackets> {
     let name = |index| Some(host.find_link_by_index(index).ok()??.name);
     let to = |ip: IpAddr| name(host.find_route_to(ip, None).ok()??.oif?);
@@ -105,8 +106,8 @@ fn forwarded_packets(host: &Netlink, network: &str, ips: &[IpAddr]) -> Option<Fo
     })
 }
 
-/// Commands that add rules which accept the packets of this network only. The rules last until the rules of the node
-/// are loaded again.
+/// Commands that add rules which accept the packets of this network only. The rules last until the
+/// rules of the node are loaded again.
 fn accept_commands(
     nft: &NftSocket,
     chain: &ForwardChain,
@@ -142,8 +143,8 @@ fn accept_commands(
     format!("nft '{}'", rules.map(|rule| format!("insert rule {chain} {rule}")).join("; "))
 }
 
-/// Commands that accept packets from the link, answers to them, and packets whose destination the host has translated.
-/// The plugin firewall does the same for each container.
+/// Commands that accept packets from the link, answers to them, and packets whose destination the
+/// host has translated. The plugin firewall does the same for each container.
 pub(super) fn accept_by_iptables(program: &str, chain: &str, link: &str) -> String {
     format!(
         "{program} -I {chain} -i {link} -j ACCEPT; {program} -I {chain} -o {link} -m conntrack \

@@ -1,4 +1,5 @@
-//! `cnibox doctor`: reports defects of this node, the object of each, and the command that repairs it.
+//! `cnibox doctor`: reports defects of this node, the object of each, and the command that repairs
+//! it.
 //!
 //! | file | |
 //! | --- | --- |
@@ -79,8 +80,9 @@ pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
     )
 }
 
-/// All defects of the node, errors first, and the number of attachments that were examined. Attachments with defects are
-/// examined again: those that a runtime is detaching or attaching have none.
+/// All defects of the node, errors first, and the number of attachments that were examined.
+/// Attachments with defects are examined again: those that a runtime is detaching or attaching have
+/// none.
 pub(super) fn examine_node(
     directories: &ToolDirectories,
     runtime: &Runtime,

@@ -102,7 +102,8 @@ fn unseen_services(
     })
 }
 
-/// Whether the plugin is firewall with the back end iptables, whose rules accept the packets of its containers.
+/// Whether the plugin is firewall with the back end iptables, whose rules accept the packets of its
+/// containers.
 fn accepts_in_iptables(plugin: &PluginConfig) -> bool {
     let backend = plugin.json().get_present_member("backend").and_then(Json::as_str);
     plugin.plugin_type == "firewall" && backend != Some("nftables")

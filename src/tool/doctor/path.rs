@@ -1,5 +1,5 @@
-//! Defects on the path of packets between a container and the network outside of the node: forwarding, the MTU of links
-//! of the node, and reverse path filters.
+//! Defects on the path of packets between a container and the network outside of the node:
+//! forwarding, the MTU of links of the node, and reverse path filters.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -19,7 +19,8 @@ pub(super) const ELSEWHERE: [IpAddr; 2] = [
 /// The kinds of tunnel links.
 const TUNNELS: [&str; 6] = ["geneve", "gre", "ip6tnl", "ipip", "vxlan", "wireguard"];
 
-/// `rp_filter` in strict mode (RFC 3704): drops packets whose source is reached through another link.
+/// `rp_filter` in strict mode (RFC 3704): drops packets whose source is reached through another
+/// link.
 const STRICT: &str = "1";
 
 /// Forwarding that is off although the node is the gateway of containers.
@@ -60,8 +61,8 @@ pub(super) fn examine_paths(attached: &[ExaminedAttachment]) -> Vec<Finding> {
     findings
 }
 
-/// The interface of a container with several interfaces if the container drops packets there because its replies leave
-/// through another interface.
+/// The interface of a container with several interfaces if the container drops packets there
+/// because its replies leave through another interface.
 fn find_strict_filter(attached: &ExaminedAttachment) -> Option<Finding> {
     let (netns, ifname) = (&attached.cached.attach.netns, &attached.cached.attach.ifname);
     let ip = *attached.ips.iter().find(|ip| ip.is_ipv4())?;
@@ -87,8 +88,8 @@ fn find_strict_filter(attached: &ExaminedAttachment) -> Option<Finding> {
     })
 }
 
-/// The link with the smallest MTU among those through which packets of containers leave the node: the links of the
-/// default routes, and tunnels.
+/// The link with the smallest MTU among those through which packets of containers leave the node:
+/// the links of the default routes, and tunnels.
 fn narrowest_uplink(host: &Netlink) -> Option<Link> {
     let mut links = host.dump_links().ok()?;
     let by_default = ELSEWHERE.map(|to| host.find_route_to(to, None).ok()??.oif);

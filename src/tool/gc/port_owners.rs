@@ -1,4 +1,5 @@
-//! `cnibox gc` of rules that lead ports of the host to containers that are gone, without a record of them.
+//! `cnibox gc` of rules that lead ports of the host to containers that are gone, without a record
+//! of them.
 
 use std::path::PathBuf;
 
@@ -9,7 +10,8 @@ use crate::tool::outcome::ActionOutcome;
 use cni::error::Result;
 
 impl GarbageCollector<'_> {
-    /// Removes, or with `dry_run` lists, what leads ports to containers that have ended, without a record of them.
+    /// Removes, or with `dry_run` lists, what leads ports to containers that have ended, without a
+    /// record of them.
     pub(super) fn collect_port_owners(
         &self,
         dry_run: bool,

@@ -76,8 +76,8 @@ impl PluginDirectory {
 }
 
 impl PluginDirectoryEntry {
-    /// Reads an entry. Many names lead to one file, so `contents` has the content of each inode that
-    /// was read already.
+    /// Reads an entry. Many names lead to one file, so `contents` has the content of each inode
+    /// that was read already.
     fn read_entry(
         path: &Path,
         contents: &mut BTreeMap<DeviceInode, EntryContent>,

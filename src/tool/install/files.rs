@@ -70,8 +70,9 @@ pub(super) fn link_or_copy(from: &Path, to: &Path) -> FileResult<()> {
     copied.during("keep", from)
 }
 
-/// Gives a file the SELinux label of `directory`, if the directory has one. Files created in [`super::STATE`]
-/// may have inherited another label, with which a confined runtime must not execute them.
+/// Gives a file the SELinux label of `directory`, if the directory has one. Files created in
+/// [`super::STATE`] may have inherited another label, with which a confined runtime must not
+/// execute them.
 pub(super) fn copy_label(directory: &Path, file: &Path) {
     let (mut label, mut own) = ([0; 512], [0; 512]);
     let Ok(length) = getxattr(directory, LABEL, &mut label) else { return };

@@ -1,5 +1,5 @@
-//! `cnibox install`: installs this executable and a link for each applet into the directory of plugins
-//! of a running node; and `cnibox uninstall`, which restores the previous files.
+//! `cnibox install`: installs this executable and a link for each applet into the directory of
+//! plugins of a running node; and `cnibox uninstall`, which restores the previous files.
 //!
 //! All files are first created in `.cnibox/new` of the directory and run with VERSION. Files to be
 //! replaced are backed up in `.cnibox/backup`, and the list of installed files is saved in
@@ -109,8 +109,8 @@ fn path_hint(options: &InstallOptions) -> Option<String> {
     Some(format!("cnibox and cnitool are in {directory}: export PATH=$PATH:{directory}\n"))
 }
 
-/// Keeps the directory as it was installed, with the mode and the applets of that installation, or with all applets if
-/// nothing is installed. Returns at SIGTERM, SIGINT or a failure.
+/// Keeps the directory as it was installed, with the mode and the applets of that installation, or
+/// with all applets if nothing is installed. Returns at SIGTERM, SIGINT or a failure.
 pub(super) fn maintain_installation(directory: &Path, table: AppletTable) -> Result<()> {
     let applets = table.applets;
     let installed = InstallManifest::load_from(directory).unwrap_or_default();
@@ -157,7 +157,8 @@ struct InstallJob<'a> {
 }
 
 impl InstallJob<'_> {
-    /// Installs the files. A directory that is already as planned is not written to, and may be read-only.
+    /// Installs the files. A directory that is already as planned is not written to, and may be
+    /// read-only.
     fn install_files(&self) -> Result<Vec<InstallStep>> {
         let directory = &self.options.directory;
         let protect = |plan: &InstallPlan| {

@@ -1,5 +1,6 @@
-//! Long-running tools restart as the new executable after an upgrade: the installed plugins are links to the new file,
-//! and the old process would run the plugins of the old release in their place.
+//! Long-running tools restart as the new executable after an upgrade: the installed plugins are
+//! links to the new file, and the old process would run the plugins of the old release in their
+//! place.
 
 use std::path::PathBuf;
 

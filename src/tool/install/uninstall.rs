@@ -54,14 +54,14 @@ pub(super) fn remove_installation(options: &InstallOptions) -> Result<Vec<Instal
             || (steps.iter().any(|step| step.action.is_change()))
                 && !AttachmentRecord::read_all(None).is_empty())
     {
-        // The restored plugins find the rules of running containers only in their own layout, and the
-        // plugins of this executable can no longer be started.
+        // The restored plugins find the rules of running containers only in their own layout, and
+        // the plugins of this executable can no longer be started.
         let done = handover::hand_over_to_reference(&PacketFilter::new());
         for line in done.context(|| "all files were removed or restored, but not all rules")? {
             stderr::write_line(format_args!("cnibox: {line}"));
         }
-        // Other plugins do not remove our records at DEL: a later installation would take the attachment for one that
-        // still exists.
+        // Other plugins do not remove our records at DEL: a later installation would take the
+        // attachment for one that still exists.
         attachment::remove_all_records()?;
     }
     Ok(steps)

@@ -1,4 +1,5 @@
-//! `cnibox repair --watch --install`: repairs the installation when inotify(7) reports a change of the directory.
+//! `cnibox repair --watch --install`: repairs the installation when inotify(7) reports a change of
+//! the directory.
 
 use std::os::fd::AsFd;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! The words of findings about keys: comments, keys at another level than the one that is read, misspellings.
+//! The words of findings about keys: comments, keys at another level than the one that is read,
+//! misspellings.
 
 use cni::error::Error;
 use cni::json::Json;
@@ -28,7 +29,8 @@ pub(super) fn unread_key_remedy(key: &str, known: &[&str]) -> String {
     }
 }
 
-/// The remedy for a capability that the plugin does not use. `keys` are the keys of its configuration.
+/// The remedy for a capability that the plugin does not use. `keys` are the keys of its
+/// configuration.
 pub(super) fn capability_remedy(name: &str, used: &[&str], keys: &[&str]) -> String {
     if keys.contains(&name) {
         return format!("\"{name}\" is a key of the plugin: write it beside \"capabilities\"");

@@ -1,7 +1,8 @@
 //! `cnibox lint`: reports mistakes in network configurations before a container needs them.
 //!
-//! Each file is examined by itself ([`network`]), then the networks are compared with each other. Plugins examine the
-//! values of their own keys ([`OwnPlugin::examine`](crate::framework::Plugin::examine)).
+//! Each file is examined by itself ([`network`]), then the networks are compared with each other.
+//! Plugins examine the values of their own keys
+//! ([`OwnPlugin::examine`](crate::framework::Plugin::examine)).
 
 mod keys;
 mod network;
@@ -89,8 +90,9 @@ pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
     )
 }
 
-/// All findings in the configurations of these files and directories, by file and position. With a `CNI_PATH`, in which
-/// delegates are searched, the findings include whether this node can serve the networks.
+/// All findings in the configurations of these files and directories, by file and position. With a
+/// `CNI_PATH`, in which delegates are searched, the findings include whether this node can serve
+/// the networks.
 pub(super) fn lint_files(
     paths: &[PathBuf],
     table: AppletTable,
@@ -129,7 +131,8 @@ fn sort_key(finding: &Finding) -> (&FindingSubject, &str) {
     (&finding.subject, finding.error.message())
 }
 
-/// Fails if a configuration has errors; logs warnings. Findings of networks that `is_meant` rejects are ignored.
+/// Fails if a configuration has errors; logs warnings. Findings of networks that `is_meant` rejects
+/// are ignored.
 pub(super) fn require_no_errors(
     path: &Path,
     table: AppletTable,
@@ -146,7 +149,8 @@ pub(super) fn require_no_errors(
     result
 }
 
-/// The configuration files of a path. An empty directory is an error: runtimes have no network then.
+/// The configuration files of a path. An empty directory is an error: runtimes have no network
+/// then.
 fn files_of_path(path: &Path) -> Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);

@@ -20,7 +20,8 @@ use cni::runtime::is_list_file;
 use cni::runtime::{MAX_CONF_BYTES, NetworkList, PluginConfig};
 use cni::{NetworkName, SpecVersion, version};
 
-/// The keys of a list (CNI specification, section 1). Runtimes match them exactly, including upper and lower case.
+/// The keys of a list (CNI specification, section 1). Runtimes match them exactly, including upper
+/// and lower case.
 const LIST_KEYS: [&str; 7] = [
     "cniVersion",
     "cniVersions",
@@ -31,8 +32,8 @@ const LIST_KEYS: [&str; 7] = [
     "plugins",
 ];
 
-/// Members of a plugin's configuration that are open to any plugin, or come from the runtime: their content is not
-/// checked.
+/// Members of a plugin's configuration that are open to any plugin, or come from the runtime: their
+/// content is not checked.
 const OPEN: [&str; 5] = ["args", "capabilities", "ipam", "prevResult", "runtimeConfig"];
 
 /// The configuration of a network, with its findings.
@@ -137,8 +138,8 @@ impl LintedNetwork<'_> {
         Ok(())
     }
 
-    /// A key of the list that no runtime reads is a mistake only if it is a misspelling, or a key that a plugin of the
-    /// list reads.
+    /// A key of the list that no runtime reads is a mistake only if it is a misspelling, or a key
+    /// that a plugin of the list reads.
     fn examine_list_key(&mut self, name: &str, list: &Json) {
         let types = match list.get_present_member("plugins") {
             Some(Json::Array(items)) => {

@@ -1,4 +1,5 @@
-//! Subnets of a network that the node routes to another link: packets for the containers leave there.
+//! Subnets of a network that the node routes to another link: packets for the containers leave
+//! there.
 
 use ipnet::IpNet;
 

@@ -9,8 +9,8 @@ use cni::error::Error;
 use cni::json::Json;
 use cni::runtime::PluginConfig;
 
-/// Probable mistakes in the configuration of a plugin that follows the plugins `before`, each with its key. `subnets`
-/// are the subnets of the addresses so far.
+/// Probable mistakes in the configuration of a plugin that follows the plugins `before`, each with
+/// its key. `subnets` are the subnets of the addresses so far.
 pub(super) fn find_conflicts(
     conf: &PluginConfig,
     before: &[PluginConfig],
@@ -50,8 +50,9 @@ pub(super) fn find_conflicts(
     found
 }
 
-/// A note on portmap: packets of a container to its own mapped port stay on the bridge where bridged packets pass
-/// iptables, and a port of a bridge without hairpin mode returns no packet to its sender.
+/// A note on portmap: packets of a container to its own mapped port stay on the bridge where
+/// bridged packets pass iptables, and a port of a bridge without hairpin mode returns no packet to
+/// its sender.
 pub(super) fn unreachable_own_ports(conf: &PluginConfig, before: &[PluginConfig]) -> Option<Error> {
     let is_on = |conf: &PluginConfig, key: &str| {
         conf.json().get_present_member(key) == Some(&Json::Bool(true))

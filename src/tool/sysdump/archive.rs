@@ -105,7 +105,8 @@ impl SysdumpArchive {
     }
 }
 
-/// The first whole lines of a text, at most `limit` bytes; a part of the line if the text has only one.
+/// The first whole lines of a text, at most `limit` bytes; a part of the line if the text has only
+/// one.
 fn keep_start(text: &str, limit: usize) -> &str {
     if text.len() <= limit {
         return text;

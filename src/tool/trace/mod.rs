@@ -194,7 +194,8 @@ fn list_calls(recordings: &[RecordedCall]) -> String {
     format_table(heading, recordings.iter().map(line))
 }
 
-/// Nanoseconds as milliseconds; `-` if nothing was measured, as in the recording of a failed call without spans.
+/// Nanoseconds as milliseconds; `-` if nothing was measured, as in the recording of a failed call
+/// without spans.
 fn milliseconds_text(nanos: u64) -> String {
     match nanos {
         0..5_000 => "-".to_owned(),

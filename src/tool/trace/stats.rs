@@ -1,5 +1,5 @@
-//! `stats`: the number of calls and failures and the durations, by plugin and verb, and the use of the address pools of
-//! host-local.
+//! `stats`: the number of calls and failures and the durations, by plugin and verb, and the use of
+//! the address pools of host-local.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
@@ -160,7 +160,8 @@ impl PrometheusMetric {
     }
 }
 
-/// Adds the number of used addresses and of all addresses for each range of each network with host-local.
+/// Adds the number of used addresses and of all addresses for each range of each network with
+/// host-local.
 fn add_pool_samples(
     directories: &ToolDirectories,
     taken: &mut PrometheusMetric,
@@ -221,7 +222,8 @@ struct PoolRangeKeys {
 }
 
 impl PoolRangeKeys {
-    /// The name of the range, and the addresses that can be leased, as numbers: without network, broadcast and gateway.
+    /// The name of the range, and the addresses that can be leased, as numbers: without network,
+    /// broadcast and gateway.
     fn name_and_numbers(&self) -> Option<(String, RangeInclusive<u128>)> {
         let subnet = self.subnet?.trunc();
         let broadcast = u128::from(subnet.addr().is_ipv4());

@@ -10,7 +10,8 @@ const WIDTH: u64 = 40;
 /// Limit of the tree's depth: parents in a forged file may form a cycle.
 const MAX_DEPTH: usize = 64;
 
-/// The spans of a trace, children below their parents in the order of their starts, and the details of its calls.
+/// The spans of a trace, children below their parents in the order of their starts, and the details
+/// of its calls.
 pub(super) fn show_trace(recordings: &[RecordedCall], trace: &str) -> String {
     let calls = || recordings.iter().filter(|recording| recording.call_span().trace == trace);
     let mut spans: Vec<&ParsedSpan> = calls().flat_map(|call| &call.spans).collect();

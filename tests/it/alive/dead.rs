@@ -1,4 +1,5 @@
-//! What a container leaves that ended without a DEL is reclaimed by the next call that needs it, and by `cnibox gc`.
+//! What a container leaves that ended without a DEL is reclaimed by the next call that needs it,
+//! and by `cnibox gc`.
 
 use serde_json::json;
 
@@ -77,7 +78,8 @@ fn cnibox_gc_collects_the_dead() {
         let outcome = world.tool(&["gc"]).run();
         assert_eq!(outcome.status, Some(0), "{kind}: {outcome:?}");
         has_nothing_of_the_dead(&world, kind);
-        // Nothing keeps the ADD of a foreign plugin from running meanwhile: the DEL is left to the runtime.
+        // Nothing keeps the ADD of a foreign plugin from running meanwhile: the DEL is left to the
+        // runtime.
         let is_cached = world.node.path("cache/results/net-dead-eth0").exists();
         let is_left =
             outcome.stderr.contains("no DEL was sent to \"foreign\", a plugin of another program");
@@ -128,7 +130,8 @@ fn the_same_container_starts_again_without_del() {
     }
 }
 
-/// A nested host that was started again, or a node whose /run is kept: records of containers of which nothing is left.
+/// A nested host that was started again, or a node whose /run is kept: records of containers of
+/// which nothing is left.
 #[test]
 fn records_of_missing_objects_do_not_block_add() {
     for kind in SHOWN {

@@ -1,8 +1,9 @@
-//! A container that is started again with its id, while another call acts on what its former self left.
+//! A container that is started again with its id, while another call acts on what its former self
+//! left.
 //!
-//! The other call is stopped at each of its system calls in turn, and the runtime deletes and adds the container in the
-//! pause. Normally the pauses are a part of those at the calls that matter most, and one in many of the others; with
-//! `CNIBOX_SOAK` they are all.
+//! The other call is stopped at each of its system calls in turn, and the runtime deletes and adds
+//! the container in the pause. Normally the pauses are a part of those at the calls that matter
+//! most, and one in many of the others; with `CNIBOX_SOAK` they are all.
 
 use std::cell::RefCell;
 use std::env;
@@ -33,8 +34,8 @@ struct Race<'w> {
 }
 
 impl Race<'_> {
-    /// The former self of the container is attached, and has ended unless it is to live. Returns the path of its
-    /// namespace.
+    /// The former self of the container is attached, and has ended unless it is to live. Returns
+    /// the path of its namespace.
     fn prepare(&self) -> (String, Option<Container>) {
         let former = Container::new();
         let path = former.path();
@@ -144,7 +145,8 @@ fn gc_spares_a_restarted_container_without_leases() {
     gc_spares_the_restarted("static", 4);
 }
 
-/// A person has named the container, whose end nothing proves. Before the first look at it, the next self is meant.
+/// A person has named the container, whose end nothing proves. Before the first look at it, the
+/// next self is meant.
 #[test]
 fn gc_of_a_named_container_spares_its_next_self() {
     let world = World::with_pool("macvlan", "10.88.0.0/29");

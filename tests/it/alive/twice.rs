@@ -1,4 +1,5 @@
-//! A second ADD with the names of a live attachment undoes what it has done itself, and nothing of the first.
+//! A second ADD with the names of a live attachment undoes what it has done itself, and nothing of
+//! the first.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -70,8 +71,8 @@ fn a_second_add_frees_no_address_of_the_first() {
     }
 }
 
-/// An IPAM plugin of another executable: what its failed ADD has left is unknown, but the names are those of a container
-/// that lives.
+/// An IPAM plugin of another executable: what its failed ADD has left is unknown, but the names are
+/// those of a container that lives.
 #[test]
 fn a_second_add_frees_no_address_of_another_ipam_plugin() {
     for plugin in ["bridge", "ptp"] {

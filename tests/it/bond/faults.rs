@@ -7,7 +7,8 @@ use crate::lane::{self, needs};
 use crate::support::faults::{Scene, no_add_leaves_anything, survives_kill};
 use crate::support::node::{Container, Node};
 
-/// The neighbour has a bond of its own links. The records of links count as leases, which must be as before.
+/// The neighbour has a bond of its own links. The records of links count as leases, which must be
+/// as before.
 fn scene() -> Scene {
     let prepare = |node: &Node| {
         plug(node);

@@ -109,7 +109,8 @@ fn links_on_the_other_side_are_told_of() {
     assert!(error.details.contains("remove \"linksInContainer\""), "{error:?}");
 }
 
-/// The path of a namespace may lead to that of a later container, whose link may have the name of the recorded one.
+/// The path of a namespace may lead to that of a later container, whose link may have the name of
+/// the recorded one.
 #[test]
 fn del_leaves_links_of_a_later_namespace_alone() {
     let (node, container) = (Node::new(), Container::new());

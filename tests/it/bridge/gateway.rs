@@ -281,8 +281,8 @@ fn enabledad_rolls_back_if_it_finds_a_duplicate() {
     net.with(&json!({"enabledad": false})).call("ADD", "c2").netns(&victim.path()).result();
 }
 
-/// On hardened nodes `conf/default/forwarding` is 0, which new links take over; without the link's own parameter the
-/// host does not forward the containers' packets.
+/// On hardened nodes `conf/default/forwarding` is 0, which new links take over; without the link's
+/// own parameter the host does not forward the containers' packets.
 #[test]
 fn the_bridge_forwards_if_the_default_for_links_is_off() {
     let node = Node::new();

@@ -93,7 +93,8 @@ fn the_daemon_is_started_below_run_cni_only() {
         }
     }
     assert_eq!(names(&world.node.path("new")), [""; 0]);
-    // Only the flight recorder has written, for the failed calls; locks of attachments are in /run/cni/cnibox.
+    // Only the flight recorder has written, for the failed calls; locks of attachments are in
+    // /run/cni/cnibox.
     assert_eq!(names(Path::new("/run")), ["cni", "cnibox"]);
     assert_eq!(names(Path::new("/run/cni")), ["cnibox", "link"]);
     assert_eq!(names(Path::new("/run/cni/cnibox")), [""; 0]);

@@ -1,5 +1,5 @@
-//! A path that leads nowhere, or elsewhere, ends no lease: what ends one is its DEL, GC, the end of its interface, or
-//! the end of its namespace.
+//! A path that leads nowhere, or elsewhere, ends no lease: what ends one is its DEL, GC, the end of
+//! its interface, or the end of its namespace.
 
 use std::fs;
 use std::path::Path;
@@ -151,7 +151,8 @@ fn a_daemon_that_sees_no_processes_lets_nothing_go() {
     eventually("the namespace stays", || !world.node.ip("link").to_string().contains("\"v1\""));
 }
 
-/// The record stays, as long as nothing proves the end of the namespace. A lease that has expired meanwhile is replaced.
+/// The record stays, as long as nothing proves the end of the namespace. A lease that has expired
+/// meanwhile is replaced.
 #[test]
 fn a_namespace_that_is_let_go_is_found_again() {
     let world = World::new();

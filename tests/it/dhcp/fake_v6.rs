@@ -81,8 +81,8 @@ impl Seen {
         Some(<[u8; 16]>::try_from(&value[..16]).unwrap().into())
     }
 
-    /// A reply of type `kind` of the server `server`: an `IA_NA` with T1, T2 and the options `inner`,
-    /// followed by the options `extra`.
+    /// A reply of type `kind` of the server `server`: an `IA_NA` with T1, T2 and the options
+    /// `inner`, followed by the options `extra`.
     pub(super) fn answer_of(
         &self,
         kind: u8,

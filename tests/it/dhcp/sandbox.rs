@@ -1,4 +1,5 @@
-//! The namespaces of leases: how the daemon gets them, enters them again, and tells them from others.
+//! The namespaces of leases: how the daemon gets them, enters them again, and tells them from
+//! others.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -20,8 +21,8 @@ fn edit_record(world: &World, edit: impl FnOnce(&mut Value)) {
     fs::write(path, content.to_string()).unwrap();
 }
 
-/// A container in whose place another one is: the same mount point, and the record has the number of
-/// the other namespace, as if the kernel had given it again.
+/// A container in whose place another one is: the same mount point, and the record has the number
+/// of the other namespace, as if the kernel had given it again.
 fn replaced(world: &World, edit: impl FnOnce(&mut Value)) -> Container {
     let one = world.wired("v1");
     let mount = world.mounted(&one, "netns");
@@ -43,7 +44,8 @@ fn replaced(world: &World, edit: impl FnOnce(&mut Value)) -> Container {
     two
 }
 
-/// Starts a daemon, which must give this reason, keep that many records, and must not touch the namespace.
+/// Starts a daemon, which must give this reason, keep that many records, and must not touch the
+/// namespace.
 fn is_left_alone(world: &World, why: &str, records: usize, two: &Container) {
     let (before, said) = (two.snapshot(&world.node), world.isc_log());
     let daemon = world.daemon(&[]);

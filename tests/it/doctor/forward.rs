@@ -1,5 +1,5 @@
-//! Packet filters of other software: doctor reports those that drop packets of containers, and only those; its remedy
-//! lets the packets pass, and no others. Judged by traffic.
+//! Packet filters of other software: doctor reports those that drop packets of containers, and only
+//! those; its remedy lets the packets pass, and no others. Judged by traffic.
 
 use serde_json::json;
 

@@ -188,7 +188,8 @@ fn changed_rules_are_found_and_restored() {
     assert_eq!(world.node.cnibox(&["repair"]).printed(), "nothing was missing\n");
 }
 
-/// As administrators save it for nftables.service: a table that nft does not read would prevent all of their rules.
+/// As administrators save it for nftables.service: a table that nft does not read would prevent all
+/// of their rules.
 #[test]
 fn a_saved_listing_is_loaded_again() {
     let keys = json!({"allow": [{"to": ["192.0.2.0/24"], "ports": ["udp/53"]}, {"to": ["198.18.0.0/15", "10.1.2.9"]}]});

@@ -267,7 +267,8 @@ fn a_second_add_with_another_address_leaves_none_of_the_first() {
     list.check(&other, &of_other).unwrap();
 }
 
-/// Whoever replaces the policy is killed at any request to the kernel: DEL leaves nothing, and `repair` finishes the work.
+/// Whoever replaces the policy is killed at any request to the kernel: DEL leaves nothing, and
+/// `repair` finishes the work.
 #[test]
 fn a_killed_replacement_is_finished_or_deleted() {
     // The chains of the empty policy have the same name in both tables.
@@ -320,7 +321,8 @@ fn kill_replacements(world: &World, keys: &Value) {
                     "nothing was missing\n",
                     "{kind} {when}"
                 );
-                // The filter is restored by way of the runtime's cache, which this test does not have.
+                // The filter is restored by way of the runtime's cache, which this test does not
+                // have.
                 let checked = own.check(&at, &world.result).map_err(|error| error.msg);
                 let filter = format!("the filter of \"{}\" is missing or was changed", world.end());
                 assert!(checked == Ok(()) || checked == Err(filter), "{kind} {when}: {checked:?}");

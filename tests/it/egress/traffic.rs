@@ -1,4 +1,5 @@
-//! What passes and what does not: destinations, ports, replies, translated destinations, containers without a policy.
+//! What passes and what does not: destinations, ports, replies, translated destinations, containers
+//! without a policy.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV6, UdpSocket};
 use std::time::Duration;

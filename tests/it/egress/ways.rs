@@ -1,5 +1,6 @@
-//! Ways out of a policy, each tried: with the rules and the filter, with the rules alone, and with the filter alone,
-//! as after a flush. Captured are all frames that arrive outside, at the neighbour, and at a socket of the host.
+//! Ways out of a policy, each tried: with the rules and the filter, with the rules alone, and with
+//! the filter alone, as after a flush. Captured are all frames that arrive outside, at the
+//! neighbour, and at a socket of the host.
 
 use std::io::{ErrorKind, Read};
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -620,8 +621,8 @@ fn an_allowed_address_of_the_node_leads_to_no_neighbour() {
     }
 }
 
-/// Neither both directions of a connection, made by the container itself from an address of the node that it may use as
-/// source, nor an ICMP error about another's connection.
+/// Neither both directions of a connection, made by the container itself from an address of the
+/// node that it may use as source, nor an ICMP error about another's connection.
 #[test]
 fn no_forged_reply_passes() {
     for (kind, remove) in
@@ -678,8 +679,9 @@ impl Drop for EndOfFlood<'_> {
     }
 }
 
-/// A container sends the frames of all ways as fast as it can, while others come and go, the rules are flushed and
-/// deleted, a second ADD of the container is killed, and `repair` runs. With `CNIBOX_SOAK` there are a thousand cycles.
+/// A container sends the frames of all ways as fast as it can, while others come and go, the rules
+/// are flushed and deleted, a second ADD of the container is killed, and `repair` runs. With
+/// `CNIBOX_SOAK` there are a thousand cycles.
 #[test]
 fn a_flood_gets_nothing_out_whatever_happens_to_the_rules() {
     let keys = json!({"profile": "sandbox", "serve": ["tcp/80", "udp/53"]});

@@ -474,8 +474,8 @@ fn nftables_starts_no_program() {
     }
 }
 
-/// The policy of a container without a bridge names its link on the host. Every packet passes these rules, so those of
-/// missing links are deleted.
+/// The policy of a container without a bridge names its link on the host. Every packet passes these
+/// rules, so those of missing links are deleted.
 #[test]
 fn policies_of_missing_links_are_removed() {
     for backend in BACKENDS {

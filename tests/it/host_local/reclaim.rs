@@ -1,5 +1,6 @@
-//! An ADD that needs an address and GC reclaim the leases of attachments that have ended: whose link on the host is
-//! gone, or which were made in an earlier boot. Leases of which nothing is proved stay.
+//! An ADD that needs an address and GC reclaim the leases of attachments that have ended: whose
+//! link on the host is gone, or which were made in an earlier boot. Leases of which nothing is
+//! proved stay.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -35,7 +36,8 @@ fn in_another_boot(net: &Net<'_>, call: Call) -> Call {
     call.in_script(&format!("{mount} && exec \"$0\""))
 }
 
-/// Makes all leases those of an earlier boot of this machine: older than this boot, and noted in a journal of another.
+/// Makes all leases those of an earlier boot of this machine: older than this boot, and noted in a
+/// journal of another.
 pub(super) fn age(net: &Net<'_>) {
     let directory = net.node.path("leases/net");
     let journal = directory.join(".cnibox/leases");
@@ -380,7 +382,8 @@ fn a_freed_address_is_quarantined_for_the_configured_time() {
     assert_eq!(net.leases(), [""; 0]);
 }
 
-/// A container cannot hold up, or mislead, a call for another container by its processes, mounts and descriptors.
+/// A container cannot hold up, or mislead, a call for another container by its processes, mounts
+/// and descriptors.
 #[test]
 fn other_processes_are_not_examined() {
     let node = Node::new();

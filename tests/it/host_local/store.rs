@@ -1,4 +1,5 @@
-//! The lease store: allocation order, exhaustion, old formats, reservations, unwritable directories.
+//! The lease store: allocation order, exhaustion, old formats, reservations, unwritable
+//! directories.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -94,14 +94,16 @@ fn uninstall_converts_rules_of_running_containers() {
     assert!(!after.contains("cnibox_masquerade"), "{after}");
     assert!(after.contains("inet cni_plugins_masquerade"), "{after}");
     assert_eq!(node.sh("find /run/cni/cnibox -name '*.json'"), "", "no record is left");
-    // The restored plugin detaches the container, which leaves nothing that a later installation would restore.
+    // The restored plugin detaches the container, which leaves nothing that a later installation
+    // would restore.
     node.sh("nft delete table inet cni_plugins_masquerade");
     at.install(&[]);
     let repair = node.cnibox(&["repair", "--dry-run"]);
     assert_eq!(repair.printed(), "nothing was missing\n");
 }
 
-/// A later installation would restore rules of containers that another plugin has deleted meanwhile.
+/// A later installation would restore rules of containers that another plugin has deleted
+/// meanwhile.
 #[test]
 fn uninstall_removes_its_records() {
     let node = Node::new();

@@ -1,4 +1,5 @@
-//! Two living attachments with one address: whichever is deleted first, the other one keeps its masquerading.
+//! Two living attachments with one address: whichever is deleted first, the other one keeps its
+//! masquerading.
 
 use std::sync::Barrier;
 use std::time::Duration;
@@ -35,7 +36,8 @@ fn is_masqueraded(container: &Container, outside: &Container) {
     }
 }
 
-/// CHECK; the routes of the second bridge are the node's own, and its gateway's address is on both bridges.
+/// CHECK; the routes of the second bridge are the node's own, and its gateway's address is on both
+/// bridges.
 fn check(masq: &Masq<'_>, prev: &Value, id: &str, container: &Container) {
     masq.with(&json!({"prevResult": prev})).call("CHECK", id, &container.path()).ok();
 }
@@ -140,7 +142,8 @@ fn handover_makes_a_rule_for_each_owner_of_an_address() {
     assert_eq!([lines_of(&node, "c1"), lines_of(&node, "c2")], [2, 2], "{}", rules(&node));
 }
 
-/// The functions instead of processes, so that they meet in the few microseconds between reading and changing.
+/// The functions instead of processes, so that they meet in the few microseconds between reading
+/// and changing.
 #[test]
 fn concurrent_changes_of_one_address_lose_nothing() {
     const ROUNDS: u64 = 50;

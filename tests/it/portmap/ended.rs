@@ -1,5 +1,5 @@
-//! Rules without a record, as the reference leaves them, or as they are loaded from a file after a boot: the port is
-//! taken from what is proved to have no container, and from nothing else.
+//! Rules without a record, as the reference leaves them, or as they are loaded from a file after a
+//! boot: the port is taken from what is proved to have no container, and from nothing else.
 
 use std::time::{Duration, Instant};
 

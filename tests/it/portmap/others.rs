@@ -96,7 +96,8 @@ fn conditions_exclude_service_addresses_of_the_host() {
     assert!(!asks("10.96.0.10:80") && asks("10.1.2.1:80"));
 }
 
-/// Tables of an earlier release may lack some rules. The next ADD or STATUS completes the tables, and loses no mapping.
+/// Tables of an earlier release may lack some rules. The next ADD or STATUS completes the tables,
+/// and loses no mapping.
 #[test]
 fn tables_of_an_earlier_release_are_completed() {
     let ports = Ports::new(Rules::Nftables, "1.1.0");
@@ -139,7 +140,8 @@ fn tables_of_an_earlier_release_are_completed() {
     assert!(near.is_some() && tcp(&peer, &one.container, "192.0.2.1:8080", 80).is_some());
 }
 
-/// No hostIP, "0.0.0.0" and "::" mean all addresses: one port in two spellings is one mapping, to two ports a mistake.
+/// No hostIP, "0.0.0.0" and "::" mean all addresses: one port in two spellings is one mapping, to
+/// two ports a mistake.
 #[test]
 fn equal_mappings_in_two_spellings_are_merged() {
     for rules in [Rules::Nftables, Rules::Iptables] {

@@ -145,7 +145,8 @@ fn the_references_nftables_rules_are_deleted_by_container() {
     assert_eq!(state.matches("comment \"c2\"").count(), 2, "{state}");
 }
 
-/// The rules that iptables-save prints are those of the reference; iptables finds each of them and deletes it.
+/// The rules that iptables-save prints are those of the reference; iptables finds each of them and
+/// deletes it.
 #[test]
 fn rules_equal_the_references() {
     let Some(program) = reference() else { return };
@@ -205,7 +206,8 @@ fn rules_equal_the_references() {
     }
 }
 
-/// The kernel refuses to delete a chain that a rule jumps to: it stays without rules, and the container can be deleted.
+/// The kernel refuses to delete a chain that a rule jumps to: it stays without rules, and the
+/// container can be deleted.
 #[test]
 fn a_foreign_jump_does_not_prevent_del() {
     let ports = Ports::new(Rules::Iptables, "1.1.0");

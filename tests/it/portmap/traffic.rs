@@ -43,7 +43,8 @@ fn mapped_ports_are_reachable_from_everywhere() {
     }
 }
 
-/// Where bridged packets pass iptables. Lint notes it (`lint::missing_hairpin_mode_for_own_ports_is_reported`).
+/// Where bridged packets pass iptables. Lint notes it
+/// (`lint::missing_hairpin_mode_for_own_ports_is_reported`).
 #[test]
 fn own_ports_need_hairpin_mode_with_br_netfilter() {
     for rules in ALL {

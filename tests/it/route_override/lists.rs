@@ -145,8 +145,8 @@ fn two_of_a_list_are_undone_together() {
     }
 }
 
-/// An unspecified gateway in a result is none: repair adds no such address to the bridge, and no such route. The other
-/// routes keep their gateway.
+/// An unspecified gateway in a result is none: repair adds no such address to the bridge, and no
+/// such route. The other routes keep their gateway.
 #[test]
 fn repair_leaves_deleted_routes_alone() {
     for interface in [json!({"type": "bridge", "isGateway": true}), json!({"type": "ptp"})] {

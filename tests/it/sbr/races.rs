@@ -112,8 +112,8 @@ impl Scene {
     }
 }
 
-/// Makes each netlink message and each other call with an effect fail or be the last one. [`Hits`] says what `steps`
-/// names.
+/// Makes each netlink message and each other call with an effect fail or be the last one. [`Hits`]
+/// says what `steps` names.
 fn at_each_step(keys: Value, verb: &str, action: &str, steps: &[&str]) {
     let scene = Scene::new(keys);
     if verb == "DEL" {

@@ -26,7 +26,8 @@ pub(crate) struct Subject {
     pub(crate) keys: fn(&Node) -> Value,
     /// The interface plugin before it, with its keys.
     pub(crate) behind: (&'static str, fn(&Node) -> Value),
-    /// Prepares both namespaces, for example with permanent kernel state that snapshots would show.
+    /// Prepares both namespaces, for example with permanent kernel state that snapshots would
+    /// show.
     pub(crate) prepare: fn(&Node, &Container),
     /// Turns `prevResult` into the expected result of a version.
     pub(crate) result: fn(&mut Value, &str),

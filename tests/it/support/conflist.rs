@@ -1,4 +1,5 @@
-//! Calls of the plugins of a list in the order and with the input of libcni, each in a process of its own.
+//! Calls of the plugins of a list in the order and with the input of libcni, each in a process of
+//! its own.
 
 use std::path::PathBuf;
 
@@ -105,7 +106,8 @@ impl<'n> Conflist<'n> {
         })
     }
 
-    /// GC of all plugins with these valid attachments. A runtime has called DEL for the others before.
+    /// GC of all plugins with these valid attachments. A runtime has called DEL for the others
+    /// before.
     pub(crate) fn gc(&self, valid: &[Attached]) -> Result<(), Failed> {
         let listed = |at: &Attached| json!({"containerID": at.id, "ifname": at.ifname});
         let listed: Vec<Value> = valid.iter().map(listed).collect();

@@ -11,7 +11,8 @@
 //!
 //! A call that the kernel restarts (a sysctl written while another process holds the RTNL) counts
 //! twice in one run and once in the next. Writes are therefore counted per file, and some points
-//! may still not be reached. The names of the calls that must have been hit are asserted at the end ([`Hits`]).
+//! may still not be reached. The names of the calls that must have been hit are asserted at the end
+//! ([`Hits`]).
 //!
 //! strace cannot forge the kernel's error reply to a netlink request, so the sending fails instead.
 

@@ -1,5 +1,5 @@
-//! The objects of the calling thread's network namespace as text, read by netlink: no process is started, and the code
-//! is not that of the plugins.
+//! The objects of the calling thread's network namespace as text, read by netlink: no process is
+//! started, and the code is not that of the plugins.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -8,7 +8,8 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket,
 };
 
-/// Flags of requests: `NLM_F_REQUEST` with `NLM_F_DUMP` or `NLM_F_ACK`; types of the messages that end an answer.
+/// Flags of requests: `NLM_F_REQUEST` with `NLM_F_DUMP` or `NLM_F_ACK`; types of the messages that
+/// end an answer.
 const DUMP: u16 = 0x301;
 const ACKNOWLEDGED: u16 = 0x005;
 const ERROR: u16 = 2;
@@ -39,7 +40,8 @@ pub(crate) struct ObjectKind {
     get: u16,
     header: usize,
     families: &'static [u8],
-    /// Bits of the header that the kernel changes asynchronously after the call that caused it, by their byte.
+    /// Bits of the header that the kernel changes asynchronously after the call that caused it, by
+    /// their byte.
     noise: &'static [(usize, u8)],
     attributes: &'static [(u16, &'static str, As)],
 }
@@ -147,8 +149,8 @@ const QDISCS: ObjectKind = ObjectKind {
     attributes: &[(1, "kind", Text)],
 };
 
-/// The objects of a kind, one a line, without link-local addresses and the kernel's routes to local addresses, which
-/// it adds and removes asynchronously.
+/// The objects of a kind, one a line, without link-local addresses and the kernel's routes to local
+/// addresses, which it adds and removes asynchronously.
 pub(crate) fn dump(kind: &ObjectKind) -> String {
     let request = |family: &u8| objects(SockProtocol::NetlinkRoute, kind.get, *family, kind.header);
     let objects: Vec<Vec<u8>> = kind.families.iter().flat_map(request).collect();

@@ -31,8 +31,8 @@ pub(crate) use crate::support::snapshot::{Snapshot, assert_unchanged};
 pub(crate) const VERSIONS: [&str; 7] =
     ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
-/// A version of each kind: without interfaces in results; with CHECK and a `prevResult` for DEL; with
-/// GC and STATUS. Tests of what a version changes only in the text of results use these.
+/// A version of each kind: without interfaces in results; with CHECK and a `prevResult` for DEL;
+/// with GC and STATUS. Tests of what a version changes only in the text of results use these.
 pub(crate) const MILESTONES: [&str; 3] = ["0.2.0", "0.4.0", "1.1.0"];
 
 /// The timeout of a call including its child processes: in the VM, some calls take half a minute
@@ -155,8 +155,9 @@ pub(crate) struct Container {
 }
 
 impl Container {
-    /// The number of the descriptor is in the path. The kernel gives the lowest free one to the next file, which may be
-    /// the namespace of another test's node: a DEL after the end of this container must not find it.
+    /// The number of the descriptor is in the path. The kernel gives the lowest free one to the
+    /// next file, which may be the namespace of another test's node: a DEL after the end of
+    /// this container must not find it.
     pub(crate) fn new() -> Container {
         const FIRST: i32 = 300;
         const COUNT: i32 = 700;
@@ -290,8 +291,8 @@ impl Call {
         self
     }
 
-    /// Runs the call as process 1 of a PID namespace, whose other processes are killed when it ends. Unlike unshare(1)
-    /// this is no process more.
+    /// Runs the call as process 1 of a PID namespace, whose other processes are killed when it
+    /// ends. Unlike unshare(1) this is no process more.
     pub(crate) fn apart(mut self) -> Call {
         self.is_apart = true;
         self

@@ -20,7 +20,8 @@ use nix::unistd::Pid;
 
 use crate::support::node::{Call, Outcome};
 
-/// A run of a call, and the numbers of its system calls in their order, those of all threads and child processes.
+/// A run of a call, and the numbers of its system calls in their order, those of all threads and
+/// child processes.
 pub(crate) struct Run {
     pub(crate) outcome: Outcome,
     pub(crate) calls: Vec<i64>,
@@ -28,8 +29,9 @@ pub(crate) struct Run {
     pub(crate) is_paused: bool,
 }
 
-/// Runs the call, and `meanwhile` while it is stopped at the entry of its system call `number`, counted from 0. The call
-/// goes on when `meanwhile` is done, or waits for a lock of the call (`waits`).
+/// Runs the call, and `meanwhile` while it is stopped at the entry of its system call `number`,
+/// counted from 0. The call goes on when `meanwhile` is done, or waits for a lock of the call
+/// (`waits`).
 #[expect(clippy::zombie_processes, reason = "waitpid(2) has waited for it, when it was traced")]
 pub(crate) fn run(
     call: &Call,
@@ -110,8 +112,8 @@ fn spawn(call: &Call) -> Child {
     child
 }
 
-/// The next event of a child process or traced thread of this thread; `None` if there are none. Other threads, which
-/// run other tests, have children of their own.
+/// The next event of a child process or traced thread of this thread; `None` if there are none.
+/// Other threads, which run other tests, have children of their own.
 fn next_event() -> Option<WaitStatus> {
     loop {
         match waitpid(None, Some(WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD)) {
@@ -136,7 +138,8 @@ fn call_number(of: Pid) -> i64 {
     text.split(' ').next().and_then(|number| number.parse().ok()).unwrap_or(-1)
 }
 
-/// Whether a process waits for the lock of an attachment of this node, or for that on the leases in `store`.
+/// Whether a process waits for the lock of an attachment of this node, or for that on the leases in
+/// `store`.
 pub(crate) fn waits_for_lock(store: &Path) -> bool {
     let locks =
         fs::read_dir("/run/cni/cnibox").into_iter().flatten().flatten().map(|entry| entry.path());
@@ -157,8 +160,8 @@ const OLD_CHANGES: [i64; 2] = [libc::SYS_unlink, libc::SYS_rename];
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_CHANGES: [i64; 0] = [];
 
-/// The calls at which a pause may matter most: locks, with what is opened before and looked at after, deletions, and
-/// messages to the kernel.
+/// The calls at which a pause may matter most: locks, with what is opened before and looked at
+/// after, deletions, and messages to the kernel.
 pub(crate) fn critical(calls: &[i64]) -> Vec<usize> {
     let is_near_lock =
         |at: usize| calls[at.saturating_sub(3)..calls.len().min(at + 4)].contains(&libc::SYS_flock);

@@ -8,13 +8,14 @@ use std::process::Command;
 use crate::support::netlink;
 use crate::support::node::Node;
 
-/// Links, addresses, routes, rules, qdiscs, packet filter rules, leases and records at one moment, as comparable text.
+/// Links, addresses, routes, rules, qdiscs, packet filter rules, leases and records at one moment,
+/// as comparable text.
 #[derive(Debug, PartialEq, Eq, Clone)]
 pub(crate) struct Snapshot(BTreeMap<String, String>);
 
 impl Snapshot {
-    /// The state of the calling thread's namespace, and the files of the node. A test takes many snapshots, and a
-    /// process takes 50 ms under emulation, so most of them start none.
+    /// The state of the calling thread's namespace, and the files of the node. A test takes many
+    /// snapshots, and a process takes 50 ms under emulation, so most of them start none.
     pub(crate) fn take(node: &Node) -> Snapshot {
         // A lock's file belongs to no attachment, nor does the hint of the last address.
         let is_lease = |path: &str| {
@@ -88,7 +89,8 @@ fn output(command: &str) -> Result<String, String> {
     }
 }
 
-/// The files below a directory for which the function is true, one a line; links and sockets are files.
+/// The files below a directory for which the function is true, one a line; links and sockets are
+/// files.
 fn files(root: &Path, is_wanted: &dyn Fn(&str) -> bool) -> String {
     fn walk(dir: &Path, found: &mut Vec<String>) {
         // A record may be removed meanwhile, by a child process of a DEL.

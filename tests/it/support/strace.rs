@@ -162,8 +162,8 @@ pub(crate) fn file_changes(calls: &[Syscall]) -> Vec<Syscall> {
     calls.iter().filter(|c| c.thread == 0).filter(changes).cloned().collect()
 }
 
-/// Runs `call` and all its processes with an injection such as `sendto,sendmsg:error=ENOBUFS:when=3`; also returns the
-/// calls at which it took place.
+/// Runs `call` and all its processes with an injection such as
+/// `sendto,sendmsg:error=ENOBUFS:when=3`; also returns the calls at which it took place.
 pub(crate) fn inject(node: &Node, call: &Call, injection: &str) -> (Outcome, Vec<Syscall>) {
     require();
     let file = node.path("strace.inject");
@@ -183,8 +183,9 @@ pub(crate) fn inject(node: &Node, call: &Call, injection: &str) -> (Outcome, Vec
     (outcome, calls)
 }
 
-/// The names of the calls at which something was injected. Their number depends on the machine: a sysctl that has
-/// its value already is not written, a kernel answers in more datagrams, a loader opens other files.
+/// The names of the calls at which something was injected. Their number depends on the machine: a
+/// sysctl that has its value already is not written, a kernel answers in more datagrams, a loader
+/// opens other files.
 #[derive(Debug, Default)]
 pub(crate) struct Hits(BTreeSet<String>);
 
@@ -201,8 +202,8 @@ impl<'a> Extend<&'a Syscall> for Hits {
 }
 
 impl Hits {
-    /// Asserts that a call of each of these names was hit: a system call ([`Syscall::verb`]), or a request to the kernel
-    /// such as `RTM_NEWLINK`.
+    /// Asserts that a call of each of these names was hit: a system call ([`Syscall::verb`]), or a
+    /// request to the kernel such as `RTM_NEWLINK`.
     #[track_caller]
     pub(crate) fn assert_include(&self, names: &[&str]) {
         let missing: Vec<_> = names.iter().filter(|name| !self.0.contains(**name)).collect();
@@ -216,8 +217,9 @@ const RTM_OBJECTS: [&str; 8] =
     ["LINK", "ADDR", "ROUTE", "NEIGH", "RULE", "QDISC", "TCLASS", "TFILTER"];
 const NFT_OBJECTS: [&str; 5] = ["TABLE", "CHAIN", "RULE", "SET", "SETELEM"];
 
-/// The name of a netlink message type as strace prints it: as a number if it does not know the type, or if the socket is
-/// of another namespace. Newer kernels delete with `NFT_MSG_DESTROY..`, which is `NFT_MSG_DEL..` here.
+/// The name of a netlink message type as strace prints it: as a number if it does not know the
+/// type, or if the socket is of another namespace. Newer kernels delete with `NFT_MSG_DESTROY..`,
+/// which is `NFT_MSG_DEL..` here.
 fn message_name(word: &str) -> Option<String> {
     let (subsystem, kind) = word.rsplit_once('|').unwrap_or(("", word));
     let Some(number) = kind.strip_prefix("0x") else {
@@ -258,8 +260,8 @@ impl Syscall {
         Syscall { more, ..self }
     }
 
-    /// The name without what differs between C libraries: glibc opens with openat(2), forks with clone(2), and musl
-    /// with open(2) and fork(2).
+    /// The name without what differs between C libraries: glibc opens with openat(2), forks with
+    /// clone(2), and musl with open(2) and fork(2).
     pub(crate) fn verb(&self) -> &str {
         match self.name.as_str() {
             "clone" | "clone3" | "vfork" => "fork",
@@ -293,8 +295,8 @@ impl Syscall {
         self.file.as_deref() == Some(Path::new(STDOUT))
     }
 
-    /// Runs `call` with `action` (`error=EPERM`, `signal=KILL`) injected at this system call; also returns whether the
-    /// injection took place.
+    /// Runs `call` with `action` (`error=EPERM`, `signal=KILL`) injected at this system call; also
+    /// returns whether the injection took place.
     pub(crate) fn run(&self, node: &Node, call: &Call, action: &str) -> (Outcome, bool) {
         // Child processes are killed together with the plugin.
         let is_kill = action == "signal=KILL";

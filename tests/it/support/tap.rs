@@ -26,7 +26,8 @@ struct Request {
     rest: [u8; 22],
 }
 
-/// Opens a queue of the device `name` in the calling thread's namespace; creates the device if it is missing.
+/// Opens a queue of the device `name` in the calling thread's namespace; creates the device if it
+/// is missing.
 #[expect(unsafe_code, reason = "a tap device is opened by ioctl(2)")]
 pub(crate) fn open(device: &str, flags: i32) -> io::Result<File> {
     let file = OpenOptions::new().read(true).write(true).open("/dev/net/tun")?;
@@ -53,8 +54,8 @@ pub(crate) fn frame(tap: &mut File, deadline: Instant) -> Option<Vec<u8>> {
     Some(buffer)
 }
 
-/// A virtual machine: a network stack of its own, whose `eth0` exchanges raw frames with a tap device until this value
-/// is dropped.
+/// A virtual machine: a network stack of its own, whose `eth0` exchanges raw frames with a tap
+/// device until this value is dropped.
 pub(crate) struct Machine {
     pub(crate) inside: Container,
     stop: Arc<AtomicBool>,

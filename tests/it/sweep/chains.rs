@@ -135,8 +135,8 @@ fn flannel(node: &Node) -> Value {
            "delegate": {"isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "nftables"}})
 }
 
-/// Defines the tests of each chain: name, preparation of the node, features that kernels may lack, plugins of a
-/// container.
+/// Defines the tests of each chain: name, preparation of the node, features that kernels may lack,
+/// plugins of a container.
 macro_rules! chains {
     ($($name:ident: $prepare:ident $([$feature:expr])?, $plugins:expr;)+) => { $(
         mod $name {

@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 use super::{SUBJECT, check};
 use crate::support::chained::Pod;
 
-/// The commands that create the state of the original: no alias, a priority that the kernel chooses, no class.
+/// The commands that create the state of the original: no alias, a priority that the kernel
+/// chooses, no class.
 fn attach(pod: &Pod<'_>) -> Value {
     pod.container.sh("ip tuntap add tap0 mode tap user 0 group 0 vnet_hdr pi");
     pod.container.sh("ip link set tap0 up");

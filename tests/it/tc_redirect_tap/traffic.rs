@@ -1,5 +1,5 @@
-//! A machine behind the device, whose program exchanges raw frames: it has the container's addresses, and the container
-//! receives nothing.
+//! A machine behind the device, whose program exchanges raw frames: it has the container's
+//! addresses, and the container receives nothing.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,8 @@ use crate::support::net::{FIRST, GATEWAYS, Net, merged};
 use crate::support::node::{Container, Node, eventually};
 use crate::support::tap::{Machine, SINGLE, frame, open};
 
-/// Starts a machine with the configuration that a result has for `c1`, as firecracker-go-sdk reads it.
+/// Starts a machine with the configuration that a result has for `c1`, as firecracker-go-sdk reads
+/// it.
 fn boot(container: &Container, result: &Value) -> Machine {
     let interfaces = result["interfaces"].as_array().unwrap();
     let index = interfaces.iter().position(|entry| entry["sandbox"] == "c1").unwrap();

@@ -35,8 +35,8 @@ impl Random {
 }
 
 impl Network {
-    /// A network beside others. Two networks on one segment have different subnets, because it is by chance which of
-    /// two neighbours with one address answers.
+    /// A network beside others. Two networks on one segment have different subnets, because it is
+    /// by chance which of two neighbours with one address answers.
     fn random(random: &mut Random, name: &'static str, others: &[Network]) -> Network {
         let has = |kind| others.iter().any(|other| other.kind == kind);
         let kind = match random.below(10) {
@@ -111,8 +111,8 @@ impl Plan {
 }
 
 impl Plan {
-    /// Whether calls for these networks can be exchanged: their addresses are distinct, or of one large pool that no
-    /// other network has and no route of the node takes from.
+    /// Whether calls for these networks can be exchanged: their addresses are distinct, or of one
+    /// large pool that no other network has and no route of the node takes from.
     fn is_independent(&self, one: usize, other: usize) -> bool {
         let subnet = |net: usize| match self.networks[net].ipam {
             Ipam::Subnet(subnet) | Ipam::UpTo(subnet, _) => Some(&subnet[..5]),
@@ -222,7 +222,8 @@ impl Model<'_> {
         if self.attached.iter().any(|(taken, _)| *taken == place) {
             return self.again_at(place);
         }
-        // Twice in one network, the attachments of a container share chains and ifb devices of the reference.
+        // Twice in one network, the attachments of a container share chains and ifb devices of the
+        // reference.
         let calls = || self.plan.steps.iter().flat_map(|step| step.op.parts());
         let is_used = |net| calls().any(|op| op.attaches(place, net));
         let free: Vec<usize> = (0..self.plan.networks.len()).filter(|net| !is_used(*net)).collect();
@@ -317,8 +318,9 @@ impl Model<'_> {
         self.again_at(place)
     }
 
-    /// With `static`, a second ADD in another namespace succeeds, and takes the place of the first one: it has the host's
-    /// route and the record, which are over with that namespace. One that fails takes the reference's spoof check along.
+    /// With `static`, a second ADD in another namespace succeeds, and takes the place of the first
+    /// one: it has the host's route and the record, which are over with that namespace. One
+    /// that fails takes the reference's spoof check along.
     fn again_at(&mut self, place: Place) -> Op {
         let is_replaced = |(other, net): &(Place, usize)| {
             let network = &self.plan.networks[*net];

@@ -86,7 +86,8 @@ impl Case<'_> {
         self.op().parts().iter().any(|op| matches!(op, Op::Add { place, .. } if is_stale(place)))
     }
 
-    /// Whether the packets to host ports of containers arrive on both nodes, but not from the same address.
+    /// Whether the packets to host ports of containers arrive on both nodes, but not from the same
+    /// address.
     fn only_sources_differ(&self) -> bool {
         let Difference { reference, cnibox } = &self.difference;
         let arrival = |line: &String| line.split_once(" sees ").map(|(way, _)| way.to_owned());
@@ -155,8 +156,8 @@ impl Case<'_> {
             || sharing.any(|mark| line.starts_with(&mark))
     }
 
-    /// Attachments without DEL whose state this ADD may reclaim: those of a container whose host port it takes, of its
-    /// own place, and those whose addresses it needs.
+    /// Attachments without DEL whose state this ADD may reclaim: those of a container whose host
+    /// port it takes, of its own place, and those whose addresses it needs.
     fn reclaimed(&self) -> Vec<Attachment<'_>> {
         let (alive, stale) = self.plan.attached(self.number);
         let is_reclaimed = |dead: &Attachment<'_>| {
@@ -188,8 +189,9 @@ impl Case<'_> {
         all.into_iter().filter(is_reclaimed).collect()
     }
 
-    /// Whether everything that differs belongs to attachments that ended without DEL, and that ADD of cnibox has
-    /// reclaimed: with the reference their leases and host ports remain, and keep clients from the new owner.
+    /// Whether everything that differs belongs to attachments that ended without DEL, and that ADD
+    /// of cnibox has reclaimed: with the reference their leases and host ports remain, and keep
+    /// clients from the new owner.
     fn concerns_stale_state(&self) -> bool {
         let reclaimed = self.reclaimed();
         let is_port = |line: &str| {
@@ -221,8 +223,8 @@ impl Case<'_> {
             && cnibox.iter().all(|line| self.is_of_former_owner(line) || is_reached(line))
     }
 
-    /// Whether a container that is not to be masqueraded is masqueraded on the node of the reference only, by the rule
-    /// of the former owner of its address, which ended without DEL.
+    /// Whether a container that is not to be masqueraded is masqueraded on the node of the
+    /// reference only, by the rule of the former owner of its address, which ended without DEL.
     fn is_of_former_owner(&self, line: &str) -> bool {
         let Some((pod, _)) = line.strip_prefix("traffic ").and_then(|line| line.split_once(" -> "))
         else {

@@ -129,7 +129,8 @@ impl fmt::Display for Place {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Op {
-    /// ADD with these host ports and this MAC address. A failed ADD is followed by DEL, as by runtimes.
+    /// ADD with these host ports and this MAC address. A failed ADD is followed by DEL, as by
+    /// runtimes.
     Add {
         place: Place,
         net: usize,
@@ -139,8 +140,8 @@ pub(super) enum Op {
     /// DEL; with the result of ADD, unless an earlier DEL has succeeded and the runtime forgot it.
     Del(Place),
     Check(Place),
-    /// GC after which only the attachments without this place are valid. The runtime calls DEL for it,
-    /// unless it has lost its cache.
+    /// GC after which only the attachments without this place are valid. The runtime calls DEL for
+    /// it, unless it has lost its cache.
     Gc {
         stale: Option<Place>,
         lost: bool,
@@ -168,9 +169,11 @@ pub(super) enum Op {
     Repair(Damage),
     /// `cnibox gc`. On the node of the reference, which has no such tool, DEL of the dead.
     CollectDead,
-    /// `cnibox doctor`, which changes nothing, and finds nothing on a node where nothing was damaged.
+    /// `cnibox doctor`, which changes nothing, and finds nothing on a node where nothing was
+    /// damaged.
     Doctor,
-    /// ADD or DEL of different containers: at the same time on the node of cnibox, one by one on the other.
+    /// ADD or DEL of different containers: at the same time on the node of cnibox, one by one on
+    /// the other.
     AtOnce(Vec<Op>),
 }
 
@@ -283,7 +286,8 @@ impl Plan {
         Plan { rules, drops: false, networks, steps }.with_the_end()
     }
 
-    /// The attachments before this step that are alive, and those whose namespace has ended without DEL.
+    /// The attachments before this step that are alive, and those whose namespace has ended without
+    /// DEL.
     pub(super) fn attached(&self, before: usize) -> (Vec<Attachment<'_>>, Vec<Attachment<'_>>) {
         let (mut alive, mut stale) = (Vec::new(), Vec::new());
         for op in self.steps[..before].iter().flat_map(|step| step.op.parts()) {
@@ -309,8 +313,8 @@ impl Plan {
         (alive, stale)
     }
 
-    /// Who has which address is by chance where two ADDs at the same time took them from one pool: lines that name the
-    /// owners instead.
+    /// Who has which address is by chance where two ADDs at the same time took them from one pool:
+    /// lines that name the owners instead.
     pub(super) fn with_owners(
         &self,
         lines: Vec<String>,

@@ -1,5 +1,6 @@
-//! Rules of attachments. With iptables on both nodes they are the words of `iptables-save`; with nftables, whose layouts
-//! differ, what they say: which port is published for whom, and which address is masqueraded or accepted.
+//! Rules of attachments. With iptables on both nodes they are the words of `iptables-save`; with
+//! nftables, whose layouts differ, what they say: which port is published for whom, and which
+//! address is masqueraded or accepted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,7 +49,8 @@ impl Rule {
         }
     }
 
-    /// Whether this attachment may have it. A chain may have rules of a former address of the container.
+    /// Whether this attachment may have it. A chain may have rules of a former address of the
+    /// container.
     pub(super) fn is_of(&self, pod: &str, net: &Network, addresses: &[String]) -> bool {
         match &self.owner {
             Owner::Attachment { pod: owner, net: of } => {
@@ -80,7 +82,8 @@ fn captures<'t>(pattern: &str, text: &'t str) -> Vec<Captures<'t>> {
     Regex::new(pattern).unwrap().captures_iter(text).collect()
 }
 
-/// The rules of `iptables-save` that name a container, or an address of one, or are in a chain of one.
+/// The rules of `iptables-save` that name a container, or an address of one, or are in a chain of
+/// one.
 fn words(saved: &str) -> Vec<Rule> {
     let comment = r#"name: \\"(\w+)\\" id: \\"twin-(\w+)\\""#;
     let owner_named = |line: &str| {

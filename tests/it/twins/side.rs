@@ -1,4 +1,5 @@
-//! One of the two nodes, on a thread of its own: executes steps, and tells what a user sees after each.
+//! One of the two nodes, on a thread of its own: executes steps, and tells what a user sees after
+//! each.
 
 mod cache;
 pub(super) mod mend;
@@ -179,7 +180,8 @@ pub(super) struct Machine<'n> {
     count: usize,
     /// Whether the reference has been called on the node of cnibox.
     mixed: bool,
-    /// What the reference has deleted on the node of cnibox, whose records then remain until GC: names and addresses.
+    /// What the reference has deleted on the node of cnibox, whose records then remain until GC:
+    /// names and addresses.
     handed: Vec<String>,
     /// Whether nothing has happened that `cnibox doctor` may report.
     is_healthy: bool,
@@ -631,8 +633,8 @@ END"
         matrix(&echoes, &senders, &targets, patience)
     }
 
-    /// What mentions an attachment after all were deleted. DEL leaves nothing by itself; records of what the reference
-    /// has deleted stay until GC.
+    /// What mentions an attachment after all were deleted. DEL leaves nothing by itself; records of
+    /// what the reference has deleted stay until GC.
     fn leftovers(&mut self) -> Seen {
         let mut lines = self.left();
         if self.mixed && self.plugins == Plugins::Cnibox {
@@ -669,7 +671,8 @@ END"
     }
 }
 
-/// A row of docs/parity.md. A runtime would end here, but what the reference's next plugins find would be hidden.
+/// A row of docs/parity.md. A runtime would end here, but what the reference's next plugins find
+/// would be hidden.
 pub(super) const PORTMAP_CHECK: &str = "CHECK of `portmap` for a container without IPv6";
 
 /// Whether a CHECK has failed for the reason of [`PORTMAP_CHECK`].

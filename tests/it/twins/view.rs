@@ -73,8 +73,8 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// Links with addresses, and the routes of the table `main`, by one process, which also forgets the neighbours: how
-/// long those of deleted containers remain is by chance.
+/// Links with addresses, and the routes of the table `main`, by one process, which also forgets the
+/// neighbours: how long those of deleted containers remain is by chance.
 fn listed(place: &impl Place) -> [Value; 2] {
     let output = place.within(|| {
         let mut ip = Command::new("ip");

@@ -1,5 +1,5 @@
-//! The assertions by area. `cases/keys.rs` and `cases/values.rs` have those about one key of one plugin, beside the
-//! configuration.
+//! The assertions by area. `cases/keys.rs` and `cases/values.rs` have those about one key of one
+//! plugin, beside the configuration.
 
 use super::{
     Assertion, BLIND, CHOICE, ISOLATION, LEAK, LIE, Level, MISREAD, STUCK, TRAFFIC, WORDS,

@@ -1,5 +1,5 @@
-//! Tests of plugins that change what earlier plugins of the list created; bridge of the same directory is the earlier
-//! plugin.
+//! Tests of plugins that change what earlier plugins of the list created; bridge of the same
+//! directory is the earlier plugin.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -31,7 +31,8 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     check.succeeds_silently(["del.succeeds", "del.silent"], subject.del(&at, Some(result)))?;
     let now = world::snapshot()?;
     let mut left = now.without(&before);
-    // The filter of a policy stays with the interface: until the pair is deleted the container may still run.
+    // The filter of a policy stays with the interface: until the pair is deleted the container may
+    // still run.
     left.retain(|line| !subject.is(&["egress"]) || !line.starts_with("qdisc ingress of "));
     check.none("del.leaves-nothing", &left);
     let mut lost = before.without(&now);
@@ -52,8 +53,9 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     handed_on(subject, check)
 }
 
-/// ADD, DEL, and both again on the same interface; returns whether the first ADD succeeded. Objects that the first
-/// calls create for all later calls are no leak: the caller compares the state from then on.
+/// ADD, DEL, and both again on the same interface; returns whether the first ADD succeeded. Objects
+/// that the first calls create for all later calls are no leak: the caller compares the state from
+/// then on.
 fn again(subject: &Subject<'_>, check: &mut Check) -> Result<bool> {
     let at = subject.container()?;
     subject.run("ADD", &at, None)?;
@@ -83,8 +85,8 @@ fn passed_on(added: &Answer, prev: &Value, result: &Value, check: &mut Check) {
     check.effect("chained.keeps-routes", added, keeps("routes", "dst"), || detail("routes"));
 }
 
-/// Members of a result that a plugin passes on: assertion, list, member, the version since which the member exists, and
-/// whether tuning may change it.
+/// Members of a result that a plugin passes on: assertion, list, member, the version since which
+/// the member exists, and whether tuning may change it.
 const MEMBERS: &[(&str, &str, &str, &str, bool)] = &[
     ("chained.keeps-sandbox", "interfaces", "sandbox", "0.3.0", false),
     ("chained.keeps-mac", "interfaces", "mac", "0.3.0", true),
@@ -209,8 +211,8 @@ fn effect(
     Ok(())
 }
 
-/// Packets pass between a tap device and the container's interface, and the result has the machine behind the device,
-/// as firecracker-go-sdk reads it.
+/// Packets pass between a tap device and the container's interface, and the result has the machine
+/// behind the device, as firecracker-go-sdk reads it.
 fn machine(
     subject: &Subject<'_>,
     at: &Attachment,

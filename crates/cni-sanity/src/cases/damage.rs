@@ -86,9 +86,11 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     Ok(())
 }
 
-/// Each damage has a container of its own: leftovers of one damage must not cause the failure of another.
+/// Each damage has a container of its own: leftovers of one damage must not cause the failure of
+/// another.
 fn damages(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
-    // Objects that the first calls create for all later calls, such as a log of failures, are no leak.
+    // Objects that the first calls create for all later calls, such as a log of failures, are no
+    // leak.
     if let Some((at, result)) = add(subject)? {
         subject.run("CHECK", &at, Some(&json!({"cniVersion": "9.9.9", "ips": 7})))?;
         subject.end(&at, Some(&result))?;

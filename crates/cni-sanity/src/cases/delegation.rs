@@ -1,4 +1,5 @@
-//! Calls of delegates: of IPAM plugins, and of the delegate of flannel. The recorder replaces the delegate.
+//! Calls of delegates: of IPAM plugins, and of the delegate of flannel. The recorder replaces the
+//! delegate.
 
 use std::fs;
 
@@ -155,7 +156,8 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// The addresses and routes that the IPAM plugin returned are in the result, and in the container.
+    /// The addresses and routes that the IPAM plugin returned are in the result, and in the
+    /// container.
     fn applied(
         at: &Attachment,
         given: &Value,

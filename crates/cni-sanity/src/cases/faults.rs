@@ -1,5 +1,5 @@
-//! Faults: plugins that are killed at any system call, full disks, full pipes, parallel calls. The DEL that every
-//! runtime sends afterwards must delete all remains.
+//! Faults: plugins that are killed at any system call, full disks, full pipes, parallel calls. The
+//! DEL that every runtime sends afterwards must delete all remains.
 
 use std::fs::{self, File};
 use std::io::Write;

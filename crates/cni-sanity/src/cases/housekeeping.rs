@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use super::{Answer, Attachment, Check, Profile, Result, Subject, VALID};
 use crate::world;
 
-/// Networks with leases of their own in one directory: name, bridge, subnet, and the last of the addresses, which begin
-/// at 10.
+/// Networks with leases of their own in one directory: name, bridge, subnet, and the last of the
+/// addresses, which begin at 10.
 const OWN: [&str; 4] = ["sanity", "sanity3", "10.66.0", "12"];
 const OTHER: [&str; 4] = ["sanity-other", "sanity1", "10.67.0", "12"];
 const SMALL: [&str; 4] = ["sanity-small", "sanity2", "10.68.0", "10"];
@@ -74,7 +74,8 @@ fn exhausted(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     subject.del(&at, added.json.as_ref()).map(drop)
 }
 
-/// GC releases the addresses of stale attachments, and keeps that of a valid one, and those of other networks.
+/// GC releases the addresses of stale attachments, and keeps that of a valid one, and those of
+/// other networks.
 fn leases(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let (other, subject) = (network(subject, OTHER), network(subject, OWN));
     let add = |subject: &Subject<'_>, id, netns| -> Result<(Attachment, Answer)> {
@@ -105,7 +106,8 @@ fn leases(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let prev: Option<&Value> = theirs.json.as_ref();
     check.succeeds("gc.other-network", other.run("CHECK", &foreign, prev))?;
     if subject.is(&["ipvlan"]) {
-        // The kernel refuses an address of another link of the same master, and GC need not enter namespaces.
+        // The kernel refuses an address of another link of the same master, and GC need not enter
+        // namespaces.
         for (stale, _) in &stale {
             stale.netns.run(|| world::delete(stale.ifname))?;
         }

@@ -75,8 +75,8 @@ fn leases(subject: &Subject<'_>, at: &Attachment, result: &Value, check: &mut Ch
     Ok(())
 }
 
-/// DEL releases one of four addresses, whose owners have names that begin with each other: of two further ADDs the
-/// first gets the address, and the second fails.
+/// DEL releases one of four addresses, whose owners have names that begin with each other: of two
+/// further ADDs the first gets the address, and the second fails.
 fn similar(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Result<()> {
     let owner = |id, ifname| Attachment { id, ifname, ..at.clone() };
     let owners = [("c1", "eth1"), ("c1", "eth10"), ("c10", "eth1"), ("c10", "eth10")]

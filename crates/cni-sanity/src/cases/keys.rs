@@ -294,7 +294,8 @@ impl Seen<'_> {
         self.subject.run("DEL", self.at, Some(self.result)).map(drop)
     }
 
-    /// The source address that the container sees when a namespace connects to port 8080 of an address.
+    /// The source address that the container sees when a namespace connects to port 8080 of an
+    /// address.
     fn maps(&self, from: &Netns, to: IpAddr, limit: Duration) -> Result<Option<IpAddr>> {
         tcp(from, SocketAddr::new(to, 8080), &self.at.netns, 80, limit)
     }

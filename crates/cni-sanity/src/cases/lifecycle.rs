@@ -1,4 +1,5 @@
-//! Tests of plugins that create an interface: the results are compared with the kernel, and DEL must delete everything.
+//! Tests of plugins that create an interface: the results are compared with the kernel, and DEL
+//! must delete everything.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -12,7 +13,8 @@ use crate::world::{self, OUTSIDE};
 
 pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let at = subject.attachment("sanity-1", "one")?;
-    // Objects that the first calls create for all later calls, such as chains, a bridge or a log, are no leak.
+    // Objects that the first calls create for all later calls, such as chains, a bridge or a log,
+    // are no leak.
     subject.call("ADD", &at, None).env("CNI_NETNS", "/run/netns/nowhere").run()?;
     let first = check.succeeds("add.succeeds", subject.add(&at))?;
     if !first.succeeded() {
@@ -75,7 +77,8 @@ fn is_removed(at: &Attachment, deleted: &Answer, check: &mut Check) -> Result<()
     Ok(())
 }
 
-/// A later plugin of the list deleted the default routes and added another one, and its result says so.
+/// A later plugin of the list deleted the default routes and added another one, and its result says
+/// so.
 fn later_plugin(
     subject: &Subject<'_>,
     at: &Attachment,
@@ -260,7 +263,8 @@ fn existing_interface(subject: &Subject<'_>, at: &Attachment, check: &mut Check)
     let changed = inside.without(&at.netns.snapshot()?);
     check.of("add.interface-exists-keeps", &second, changed.is_empty());
     if subject.devices().is_empty() {
-        // The DEL that follows each ADD. It has no namespace: the interface there belongs to another container.
+        // The DEL that follows each ADD. It has no namespace: the interface there belongs to
+        // another container.
         subject.call("DEL", &other, None).env("CNI_NETNS", "").run()?;
         check.none("add.failure-leaves-nothing", &leftovers(&outside)?);
     } else {

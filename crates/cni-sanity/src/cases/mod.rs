@@ -106,8 +106,8 @@ impl Subject<'_> {
         Ok(Attachment { id, netns: Netns::new(netns)?, ifname: self.ifname(), prev: None })
     }
 
-    /// An attachment in a new namespace. For a chained plugin, bridge of the same directory has attached the namespace
-    /// before.
+    /// An attachment in a new namespace. For a chained plugin, bridge of the same directory has
+    /// attached the namespace before.
     fn container(&self) -> Result<Attachment> {
         self.container_of("sanity-1")
     }

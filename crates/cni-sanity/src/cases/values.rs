@@ -146,7 +146,8 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         subject.call("ADD", &at, at.prev.as_ref()).env("CNI_ARGS", wrong.args).run()
     };
     let del = |subject: &Subject<'_>| subject.run("DEL", &at, at.prev.as_ref());
-    // Objects that the first calls create for all later calls, such as chains, a bridge or a log, are no leak.
+    // Objects that the first calls create for all later calls, such as chains, a bridge or a log,
+    // are no leak.
     subject.run("ADD", &at, at.prev.as_ref())?;
     del(subject)?;
     if let Some(wrong) = own.first() {

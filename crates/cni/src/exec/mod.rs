@@ -197,8 +197,8 @@ impl VersionInfo {
     }
 }
 
-/// Runs the plugin at `path` with VERSION. An invalid reply is an error with code 6, `decoding version info: ...`.
-/// A plugin older than CNI 0.2.0 does not know VERSION; it supports 0.1.0.
+/// Runs the plugin at `path` with VERSION. An invalid reply is an error with code 6, `decoding
+/// version info: ...`. A plugin older than CNI 0.2.0 does not know VERSION; it supports 0.1.0.
 ///
 /// ```
 /// # use cnibox_cni::exec::{FunctionExecutor, query_version_info};

@@ -79,8 +79,9 @@ pub struct EndedProcess {
     pub stderr: Vec<u8>,
 }
 
-/// Serves the three pipes of a process until it has exited and no process holds its stdout and stderr open. Its stderr
-/// is copied to `forward` as it arrives. A process that has not ended at `until` is killed.
+/// Serves the three pipes of a process until it has exited and no process holds its stdout and
+/// stderr open. Its stderr is copied to `forward` as it arrives. A process that has not ended at
+/// `until` is killed.
 #[doc(hidden)]
 pub fn finish_process(
     mut child: Child,

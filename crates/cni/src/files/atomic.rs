@@ -13,11 +13,11 @@ use super::{FileOperationContext, FileResult, create_new, remove_file, sync_dire
 /// The event that a file must survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// A power cut: file and directory are synced. For files that must outlive the boot, such as a cached configuration
-    /// without which a network cannot be removed.
+    /// A power cut: file and directory are synced. For files that must outlive the boot, such as a
+    /// cached configuration without which a network cannot be removed.
     Synced,
-    /// The end of the process: nothing is synced. For files about running containers, such as backups: a power cut ends
-    /// the containers, too.
+    /// The end of the process: nothing is synced. For files about running containers, such as
+    /// backups: a power cut ends the containers, too.
     Volatile,
 }
 
@@ -28,8 +28,8 @@ const STALE: Duration = Duration::from_secs(60);
 
 /// Writes files under one temporary name, then renames them.
 ///
-/// With a fixed name the next writer removes the file that a killed process left; the caller has to hold a lock that
-/// covers the name.
+/// With a fixed name the next writer removes the file that a killed process left; the caller has to
+/// hold a lock that covers the name.
 #[derive(Debug)]
 pub struct AtomicWriter {
     temp: PathBuf,
@@ -42,8 +42,9 @@ impl AtomicWriter {
         AtomicWriter { temp: temp.into(), durability }
     }
 
-    /// Uses a unique hidden name beside `path`, for directories without a lock: see [`remove_stale_temporaries`]. The
-    /// name is short, because the name of `path` may have the maximum length.
+    /// Uses a unique hidden name beside `path`, for directories without a lock: see
+    /// [`remove_stale_temporaries`]. The name is short, because the name of `path` may have the
+    /// maximum length.
     pub fn with_unique_name(path: &Path, durability: Durability) -> AtomicWriter {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
         let n = COUNTER.fetch_add(1, Ordering::Relaxed);

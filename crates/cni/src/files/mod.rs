@@ -1,5 +1,5 @@
-//! Files of the cache and of state: reading what others have named, and atomic replacement. Shared with cnibox, not a
-//! part of the interface.
+//! Files of the cache and of state: reading what others have named, and atomic replacement. Shared
+//! with cnibox, not a part of the interface.
 //!
 //! | file | |
 //! | --- | --- |
@@ -86,8 +86,8 @@ pub fn sync_directory(path: &Path) -> FileResult<()> {
     File::open(path).and_then(|directory| directory.sync_all()).during("sync", path)
 }
 
-/// Creates the file `name` in the directory `dir` with this content, in place of a file that a killed process left.
-/// Errors show `path`.
+/// Creates the file `name` in the directory `dir` with this content, in place of a file that a
+/// killed process left. Errors show `path`.
 pub fn create_new(
     dir: BorrowedFd<'_>,
     name: &Path,
@@ -98,7 +98,8 @@ pub fn create_new(
     let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
     let file = match openat(dir, name, flags, mode) {
         Err(Errno::EEXIST) => {
-            // Removed, not truncated: after a kill between link and unlink the name is a second name of a valid file.
+            // Removed, not truncated: after a kill between link and unlink the name is a second
+            // name of a valid file.
             remove_at(dir, name, path)?;
             openat(dir, name, flags, mode)
         }
@@ -113,8 +114,8 @@ pub fn create_new(
     written.during("write", path).map(|()| file)
 }
 
-/// Removes the file `name` in the directory `dir`; a missing file is success, also where a file is in place of the
-/// directory. Errors show `path`.
+/// Removes the file `name` in the directory `dir`; a missing file is success, also where a file is
+/// in place of the directory. Errors show `path`.
 pub fn remove_at(dir: BorrowedFd<'_>, name: &Path, path: &Path) -> FileResult<()> {
     match unlinkat(dir, name, UnlinkatFlags::NoRemoveDir) {
         Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(()),

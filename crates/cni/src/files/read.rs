@@ -9,17 +9,17 @@ use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, openat};
 use nix::sys::stat::Mode;
 
-/// Opens the file at `path` with these flags besides `O_CLOEXEC`. After open(2), musl's function of this name sets
-/// close-on-exec by another system call, which openat(2) does not need.
+/// Opens the file at `path` with these flags besides `O_CLOEXEC`. After open(2), musl's function of
+/// this name sets close-on-exec by another system call, which openat(2) does not need.
 pub fn open_file(path: impl AsRef<Path>, flags: OFlag) -> io::Result<File> {
     Ok(openat(AT_FDCWD, path.as_ref(), flags | OFlag::O_CLOEXEC, Mode::empty()).map(File::from)?)
 }
 
-/// The content of the regular file at `path`, which may be a symbolic link; an error if there are more than `most`
-/// bytes.
+/// The content of the regular file at `path`, which may be a symbolic link; an error if there are
+/// more than `most` bytes.
 ///
-/// Nothing else is opened: a FIFO would block the call, a device may have no end, and the mere opening of some devices
-/// has an effect (a watchdog starts).
+/// Nothing else is opened: a FIFO would block the call, a device may have no end, and the mere
+/// opening of some devices has an effect (a watchdog starts).
 pub fn read_regular_file(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     let refuse = |why: String| Err(io::Error::new(ErrorKind::InvalidInput, why));
     let found = open_file(path, OFlag::O_PATH)?;
@@ -37,7 +37,8 @@ pub fn read_regular_file(path: &Path, most: usize) -> io::Result<Vec<u8>> {
         _ => error,
     })?;
     let limit = most as u64;
-    // Room for all of it and the end, so that two reads are enough. The kernel's files have no length.
+    // Room for all of it and the end, so that two reads are enough. The kernel's files have no
+    // length.
     let mut content =
         Vec::with_capacity(usize::try_from(meta.len().min(limit)).unwrap_or(most) + 1);
     if meta.len() <= limit {

@@ -103,8 +103,8 @@ impl de::Error for JsonDecodeError {
     }
 }
 
-/// The only key of an object for which [`fields_read`] records the fields of the struct that reads the object. No
-/// configuration has this key.
+/// The only key of an object for which [`fields_read`] records the fields of the struct that reads
+/// the object. No configuration has this key.
 pub(super) const MARK: &str = "\0";
 
 thread_local! {
@@ -112,7 +112,8 @@ thread_local! {
     static READ: Cell<Option<&'static [&'static str]>> = const { Cell::new(None) };
 }
 
-/// The fields of the struct within `T` that reads the object with the [`MARK`] in `document`, if there is one.
+/// The fields of the struct within `T` that reads the object with the [`MARK`] in `document`, if
+/// there is one.
 pub(super) fn fields_read<T: DeserializeOwned>(document: &Json) -> Option<&'static [&'static str]> {
     READ.take();
     drop(document.decode::<T>());
@@ -167,7 +168,8 @@ impl<'de> Deserializer<'de> for &'de Json {
                 }
                 members
             }
-            // The derived visitor of a struct accepts an array of its fields in order; the reference does not.
+            // The derived visitor of a struct accepts an array of its fields in order; the
+            // reference does not.
             Json::Array(_) => return Err(de::Error::invalid_type(Unexpected::Seq, &visitor)),
             other => return other.deserialize_any(visitor),
         };

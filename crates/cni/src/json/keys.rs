@@ -1,4 +1,5 @@
-//! The keys that a struct decodes, found through its `Deserialize` implementation, for `cnibox lint` and help texts.
+//! The keys that a struct decodes, found through its `Deserialize` implementation, for `cnibox
+//! lint` and help texts.
 
 use serde::de::DeserializeOwned;
 
@@ -103,8 +104,8 @@ const DEEPEST: usize = 2;
 /// [`decode::fields_read`] of a type.
 type FieldReaderFn = fn(&Json) -> Option<&'static [&'static str]>;
 
-/// The keys at `path` within a type. `fields_read` decodes the type from a document with only this path and, at its
-/// end, an object with the [mark](decode::MARK).
+/// The keys at `path` within a type. `fields_read` decodes the type from a document with only this
+/// path and, at its end, an object with the [mark](decode::MARK).
 fn keys_at(fields_read: FieldReaderFn, path: &mut Vec<JsonPathStep>) -> DecodedKeys {
     let fields = fields_read(&probe_document(path));
     let lists = path.iter().rev().take_while(|step| matches!(step, JsonPathStep::Index(_))).count();

@@ -1,4 +1,5 @@
-//! Values of the wrong type, in the words of a document's author: text, list, object, whole number, true or false.
+//! Values of the wrong type, in the words of a document's author: text, list, object, whole number,
+//! true or false.
 
 use std::fmt;
 

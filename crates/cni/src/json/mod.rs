@@ -1,9 +1,11 @@
-//! JSON with the leniency of the reference's decoder (Go's `encoding/json`), which runtimes depend on.
+//! JSON with the leniency of the reference's decoder (Go's `encoding/json`), which runtimes depend
+//! on.
 //!
-//! Runtimes send keys in any case (containerd's `HostPort`), repeated keys and `null` values. [`Json`] keeps a document
-//! in its order, and [`Json::decode`] decodes a struct by these rules:
+//! Runtimes send keys in any case (containerd's `HostPort`), repeated keys and `null` values.
+//! [`Json`] keeps a document in its order, and [`Json::decode`] decodes a struct by these rules:
 //!
-//! * a key matches a field exactly or in another case; of repeated keys the last one counts, repeated objects merge;
+//! * a key matches a field exactly or in another case; of repeated keys the last one counts,
+//!   repeated objects merge;
 //! * `null` is an absent key; unknown keys are ignored; values are not converted to another type.
 //!
 //! [`encode_pretty`] and [`encode_compact`] escape as the reference does, to the byte.
@@ -58,8 +60,8 @@ fn serialize_members<S: Serializer>(members: &[(String, Json)], s: S) -> Result<
 }
 
 impl Json {
-    /// Parses a document; the error (code 6) names the wrong character, its line and column. In strings each byte of
-    /// invalid UTF-8 is read as U+FFFD, as in the reference.
+    /// Parses a document; the error (code 6) names the wrong character, its line and column. In
+    /// strings each byte of invalid UTF-8 is read as U+FFFD, as in the reference.
     ///
     /// ```
     /// # use cnibox_cni::Json;
@@ -109,7 +111,8 @@ impl Json {
         json.map_or_else(|| Ok(T::default()), Json::decode)
     }
 
-    /// The last value of `key`, which matches in any case; `None` for an absent key, `Some(Null)` for a `null`.
+    /// The last value of `key`, which matches in any case; `None` for an absent key, `Some(Null)`
+    /// for a `null`.
     ///
     /// ```
     /// # use cnibox_cni::Json;
@@ -180,8 +183,8 @@ impl Json {
         self
     }
 
-    /// The same document with integral floats as integers (`1.0`, `1e3`), as the reference's runtime library rewrites
-    /// numbers.
+    /// The same document with integral floats as integers (`1.0`, `1e3`), as the reference's
+    /// runtime library rewrites numbers.
     ///
     /// ```
     /// # use cnibox_cni::json::{Json, encode_compact};
@@ -317,7 +320,8 @@ impl From<&str> for Json {
     }
 }
 
-/// Text with an indentation of four spaces and no newline at the end, for results and errors on stdout.
+/// Text with an indentation of four spaces and no newline at the end, for results and errors on
+/// stdout.
 ///
 /// ```
 /// # use cnibox_cni::json::encode_pretty;

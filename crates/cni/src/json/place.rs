@@ -45,7 +45,8 @@ impl JsonValuePath {
         JsonValuePath(self.0.iter().chain(&below.0).cloned().collect())
     }
 
-    /// The place of the text `a.b[0].c`, as [`Json::decode`](super::Json::decode) names it in its errors.
+    /// The place of the text `a.b[0].c`, as [`Json::decode`](super::Json::decode) names it in its
+    /// errors.
     pub fn parse(text: &str) -> JsonValuePath {
         let steps = text.split(['.', '[']).filter(|step| !step.is_empty());
         JsonValuePath(
@@ -75,7 +76,8 @@ impl JsonValuePath {
         if let Some(JsonPathStep::Key(name)) = self.0.first() { Some(name) } else { None }
     }
 
-    /// The position of this place in `text`, a JSON document: of the key of a member, or of the item of an array.
+    /// The position of this place in `text`, a JSON document: of the key of a member, or of the
+    /// item of an array.
     pub fn position_in(&self, text: &str) -> Option<TextPosition> {
         let mut value: &RawValue = serde_json::from_str(text).ok()?;
         for step in &self.0 {

@@ -1,5 +1,5 @@
-//! Decoding that skips invalid members: a configuration that was edited after ADD must not prevent the deletion of a
-//! container.
+//! Decoding that skips invalid members: a configuration that was edited after ADD must not prevent
+//! the deletion of a container.
 
 use serde::de::DeserializeOwned;
 
@@ -9,8 +9,8 @@ use super::place::JsonPathStep;
 use crate::error::{Error, Result};
 
 impl Json {
-    /// As [`Json::decode`]; a member, or an item of a list, that does not decode counts as absent, and `report` gets
-    /// its error.
+    /// As [`Json::decode`]; a member, or an item of a list, that does not decode counts as absent,
+    /// and `report` gets its error.
     #[doc(hidden)]
     pub fn decode_valid_members<T: DeserializeOwned>(&self, report: &dyn Fn(&Error)) -> Result<T> {
         let mut error = match T::deserialize(self) {

@@ -5,8 +5,9 @@ use serde_json::error::Category;
 use super::place::TextPosition;
 use crate::error::{Error, ErrorCode};
 
-/// The error of a document that the parser refused. `text` is what the parser read of `bytes`. Code 6; the message ends
-/// with `at line 2 column 7`, the details are the usual cause and the correction.
+/// The error of a document that the parser refused. `text` is what the parser read of `bytes`. Code
+/// 6; the message ends with `at line 2 column 7`, the details are the usual cause and the
+/// correction.
 pub(super) fn parse_error(bytes: &[u8], text: &str, cause: &serde_json::Error) -> Error {
     let at = error_offset(text, cause);
     let TextPosition { line, column } = TextPosition::after_text(&text[..at]);

@@ -143,8 +143,8 @@ impl CallEnvironment {
         self.netns_override == "1" || self.netns_override.eq_ignore_ascii_case("true")
     }
 
-    /// Checks that the variables which the verb requires are set and valid, in the order that callers can
-    /// observe. Other variables are not checked. Code 4.
+    /// Checks that the variables which the verb requires are set and valid, in the order that
+    /// callers can observe. Other variables are not checked. Code 4.
     ///
     /// ```
     /// # use cnibox_cni::plugin::{CallEnvironment, CniVerb};

@@ -1,12 +1,14 @@
 //! The skeleton of a plugin: a type that implements [`Plugin`], and [`main`].
 //!
-//! The skeleton reads the request, chooses the version of the specification, decodes the plugin's keys, prints the
-//! result or the error object, and takes care of what each plugin has to:
+//! The skeleton reads the request, chooses the version of the specification, decodes the plugin's
+//! keys, prints the result or the error object, and takes care of what each plugin has to:
 //!
-//! * DEL and GC work although the configuration has become wrong since ADD: a key that does not decode counts as absent,
-//!   an unsupported version as the newest, and an unreadable `prevResult` as none; each with a warning through [`log`];
+//! * DEL and GC work although the configuration has become wrong since ADD: a key that does not
+//!   decode counts as absent, an unsupported version as the newest, and an unreadable `prevResult`
+//!   as none; each with a warning through [`log`];
 //! * the result has the layout of the request's version;
-//! * an ADD whose result is lost, because the version cannot represent it or stdout is closed, is undone by DEL;
+//! * an ADD whose result is lost, because the version cannot represent it or stdout is closed, is
+//!   undone by DEL;
 //! * a panic is an error with code 999.
 //!
 //! ```
@@ -90,16 +92,19 @@ pub trait Plugin {
     /// The plugin's own keys of the configuration.
     type Keys: DeserializeOwned;
 
-    /// Attaches the container, and returns the result for the next plugin and the runtime. On failure nothing is left.
+    /// Attaches the container, and returns the result for the next plugin and the runtime. On
+    /// failure nothing is left.
     fn add(network: &Network<Self::Keys>, attachment: &Attachment) -> Result<CniResult>;
 
     /// Fails unless the attachment is as ADD made it.
     fn check(network: &Network<Self::Keys>, attachment: &Attachment) -> Result<()>;
 
-    /// Detaches the container. Succeeds if there is nothing to do: a runtime repeats DEL, also without a namespace.
+    /// Detaches the container. Succeeds if there is nothing to do: a runtime repeats DEL, also
+    /// without a namespace.
     fn del(network: &Network<Self::Keys>, attachment: &Attachment) -> Result<()>;
 
-    /// Removes what belongs to attachments of this network that are not in `valid`. Not called without a list.
+    /// Removes what belongs to attachments of this network that are not in `valid`. Not called
+    /// without a list.
     fn gc(network: &Network<Self::Keys>, valid: &[ValidAttachment]) -> Result<()> {
         let _ = (network, valid);
         Ok(())
@@ -144,8 +149,8 @@ impl<K> Network<K> {
         CniArgPairs::parse(&self.env.args, known)
     }
 
-    /// Runs the IPAM plugin of the configuration with this verb and the request of this call (spec, section 4). Only
-    /// ADD has a result. Without an IPAM plugin it is empty.
+    /// Runs the IPAM plugin of the configuration with this verb and the request of this call (spec,
+    /// section 4). Only ADD has a result. Without an IPAM plugin it is empty.
     ///
     /// ```
     /// # use cnibox_cni::plugin::{CniVerb, Network, NoKeys};
@@ -161,8 +166,8 @@ impl<K> Network<K> {
         }
     }
 
-    /// Runs another plugin of `CNI_PATH` with this verb and this configuration, which has a name and a version
-    /// (spec, section 4). Only ADD has a result.
+    /// Runs another plugin of `CNI_PATH` with this verb and this configuration, which has a name
+    /// and a version (spec, section 4). Only ADD has a result.
     ///
     /// ```
     /// # use cnibox_cni::plugin::{CniVerb, Network, NoKeys};
@@ -197,8 +202,8 @@ pub struct Attachment {
     pub netns: String,
     /// `CNI_IFNAME`: the interface in the container.
     pub ifname: InterfaceName,
-    /// For ADD the result of the previous plugin in the list; for CHECK and DEL that of the whole list, if the runtime
-    /// has it.
+    /// For ADD the result of the previous plugin in the list; for CHECK and DEL that of the whole
+    /// list, if the runtime has it.
     pub prev_result: Option<CniResult>,
 }
 
@@ -238,8 +243,8 @@ impl From<&Attachment> for ValidAttachment {
     }
 }
 
-/// Runs the plugin for the call of this process, and prints the result. Without `CNI_COMMAND` it prints the name and
-/// the versions on stderr, as the reference plugins do.
+/// Runs the plugin for the call of this process, and prints the result. Without `CNI_COMMAND` it
+/// prints the name and the versions on stderr, as the reference plugins do.
 ///
 /// ```no_run
 /// # use cnibox_cni::plugin::{self, Attachment, Network, Plugin};

@@ -27,7 +27,8 @@ pub fn read_stdin(stdin: &mut Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-/// Runs the plugin and reports a panic of the program called `program`, after the drops, as a CNI error.
+/// Runs the plugin and reports a panic of the program called `program`, after the drops, as a CNI
+/// error.
 pub fn run_guarded(
     program: &str,
     run: &dyn Fn() -> Result<Option<CniResult>>,
@@ -52,7 +53,8 @@ fn version_line(versions: &[SpecVersion]) -> String {
     format!("{{\"cniVersion\":\"{newest}\",\"supportedVersions\":[{list}]}}\n")
 }
 
-/// Prints the result of an ADD, nothing for another verb, or the error object in the version of the request.
+/// Prints the result of an ADD, nothing for another verb, or the error object in the version of the
+/// request.
 pub fn print_outcome(outcome: &Result<Option<CniResult>>, stdin: &[u8]) -> ExitCode {
     match outcome {
         Ok(None) => ExitCode::SUCCESS,

@@ -17,8 +17,8 @@ pub struct DecodedRequest {
 }
 
 impl DecodedRequest {
-    /// Decodes the request of a call for a plugin with these versions. DEL and GC go on without what does not decode,
-    /// and `warn` gets the reason.
+    /// Decodes the request of a call for a plugin with these versions. DEL and GC go on without
+    /// what does not decode, and `warn` gets the reason.
     pub fn decode(
         env: &CallEnvironment,
         stdin: &[u8],
@@ -31,7 +31,8 @@ impl DecodedRequest {
             Error::new(ErrorCode::INVALID_ENVIRONMENT, format!("unknown CNI_COMMAND: {command}"))
                 .with_details("the commands are ADD, CHECK, DEL, GC, STATUS and VERSION")
         };
-        // The configuration is read first, as in the reference; without a valid command, the error reports both.
+        // The configuration is read first, as in the reference; without a valid command, the error
+        // reports both.
         let mut config = NetworkConfig::parse(stdin)
             .map_err(|e| if verb.is_none() { e.with_details(unknown().to_string()) } else { e })?;
         let Some(verb) = verb else { return Err(unknown()) };

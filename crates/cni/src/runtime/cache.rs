@@ -33,7 +33,8 @@ use crate::sort::sort_items;
 use crate::version::SpecVersion;
 
 const KIND: &str = "cniCacheV1";
-/// Limit of a file's size in bytes: a configuration in base64, and a result, of the maximum size each.
+/// Limit of a file's size in bytes: a configuration in base64, and a result, of the maximum size
+/// each.
 const MAX_BYTES: usize = 40 << 20;
 /// The longest file name in bytes (limits.h).
 const NAME_MAX: usize = 255;
@@ -97,7 +98,8 @@ impl CacheFileKey {
         Ok(CacheFileKey([network.to_owned(), container_id.clone(), ifname.clone()]))
     }
 
-    /// As [`CacheFileKey::new`], with the reference's message for a missing name in cache operations.
+    /// As [`CacheFileKey::new`], with the reference's message for a missing name in cache
+    /// operations.
     fn from_complete_names(network: &str, attach: &AttachmentParams) -> Result<CacheFileKey> {
         let (id, ifname) = (&attach.container_id, &attach.ifname);
         if network.is_empty() || id.is_empty() || ifname.is_empty() {
@@ -261,8 +263,8 @@ impl Runtime {
         Ok(Some((config, AttachmentParams { args, capability_args, ..attach.clone() })))
     }
 
-    /// The attachments in the cache, of one container or, if `container_id` is empty, of all, sorted
-    /// by file name. Other files are skipped; without the directory the list is empty.
+    /// The attachments in the cache, of one container or, if `container_id` is empty, of all,
+    /// sorted by file name. Other files are skipped; without the directory the list is empty.
     ///
     /// ```
     /// # use cnibox_cni::exec::FunctionExecutor;
@@ -334,8 +336,8 @@ impl Runtime {
     }
 }
 
-/// The attachment in the file `name`, unless the name is that of another attachment or the temporary
-/// name of a crashed writer.
+/// The attachment in the file `name`, unless the name is that of another attachment or the
+/// temporary name of a crashed writer.
 fn read_listed_file(results: &Path, name: &str) -> Option<CachedAttachment> {
     let file = Json::parse(&files::read_regular_file(&results.join(name), MAX_BYTES).ok()?).ok()?;
     let found = (file_kind(&file) == KIND).then(|| decode_attachment(&file).ok())??;

@@ -64,8 +64,8 @@ impl Runtime {
         added.map(|()| progress.result)
     }
 
-    /// As [`Runtime::add`] for one plugin under its own name and version; returns the plugin's error
-    /// as it is.
+    /// As [`Runtime::add`] for one plugin under its own name and version; returns the plugin's
+    /// error as it is.
     ///
     /// ```
     /// # use cnibox_cni::exec::FunctionExecutor;
@@ -243,8 +243,8 @@ impl Runtime {
         Error::join_all(errors)
     }
 
-    /// As [`Runtime::del`] for one plugin under its own name and version; returns the plugin's error
-    /// as it is.
+    /// As [`Runtime::del`] for one plugin under its own name and version; returns the plugin's
+    /// error as it is.
     ///
     /// ```
     /// # use cnibox_cni::exec::FunctionExecutor;
@@ -435,8 +435,8 @@ fn common_request(list: &NetworkList, plugin: &PluginConfig) -> Json {
     request
 }
 
-/// Encodes a request, compact and with sorted keys. Integral floats become integers, as the reference writes them: Go
-/// plugins accept nothing else in an integer field.
+/// Encodes a request, compact and with sorted keys. Integral floats become integers, as the
+/// reference writes them: Go plugins accept nothing else in an integer field.
 pub(super) fn encode_request(request: Json) -> Result<Vec<u8>> {
     encode_compact(&request.without_repeated_keys().with_normalised_numbers().with_sorted_keys())
         .map(String::into_bytes)

@@ -112,8 +112,8 @@ impl DhcpProtocol for Dhcp4Client {
         ClientAction::Broadcast(message)
     }
 
-    /// Renewals are repeated after half of the remaining time, but not within a minute (RFC 2131, section 4.4.5), which
-    /// is less for leases of less than a quarter of an hour.
+    /// Renewals are repeated after half of the remaining time, but not within a minute (RFC 2131,
+    /// section 4.4.5), which is less for leases of less than a quarter of an hour.
     fn message_timeout(
         &self,
         step: &Dhcp4Step<'_>,

@@ -1,5 +1,6 @@
-//! DHCPv6 messages of a client and their timeouts, RFC 9915 section 18.2. Rapid Commit is not requested: every server
-//! that receives it assigns an address, and the addresses that the client does not choose are never released.
+//! DHCPv6 messages of a client and their timeouts, RFC 9915 section 18.2. Rapid Commit is not
+//! requested: every server that receives it assigns an address, and the addresses that the client
+//! does not choose are never released.
 
 use std::net::IpAddr;
 use std::time::Duration;

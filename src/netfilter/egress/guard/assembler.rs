@@ -1,5 +1,5 @@
-//! An assembler of classic BPF for programs that are written from the end to the beginning: all jumps go forward, so
-//! that the target of a jump is there before the jump.
+//! An assembler of classic BPF for programs that are written from the end to the beginning: all
+//! jumps go forward, so that the target of a jump is there before the jump.
 
 use std::collections::BTreeMap;
 
@@ -50,7 +50,8 @@ const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 pub(super) struct Assembler {
     /// The last instruction first.
     reversed: Vec<ClassicInstruction>,
-    /// The label of each operation by its code, operand and successors, so that equal code is written once.
+    /// The label of each operation by its code, operand and successors, so that equal code is
+    /// written once.
     known: BTreeMap<(u32, u32, Label, Label), Label>,
     /// The newest jump to each label that is too far for a conditional jump.
     bridges: BTreeMap<Label, Label>,
@@ -109,13 +110,14 @@ impl Assembler {
         label
     }
 
-    /// The number of instructions that an instruction in front of the program skips for reaching the label.
+    /// The number of instructions that an instruction in front of the program skips for reaching
+    /// the label.
     fn distance_to(&self, label: Label) -> usize {
         self.reversed.len() - 1 - label
     }
 
-    /// The label if a conditional jump reaches it, whose distance has 8 bits, even with one more instruction in
-    /// between; otherwise the label of a jump to it.
+    /// The label if a conditional jump reaches it, whose distance has 8 bits, even with one more
+    /// instruction in between; otherwise the label of a jump to it.
     fn bring_near(&mut self, label: Label) -> Label {
         let there = [Some(label), self.bridges.get(&label).copied()]
             .into_iter()
@@ -128,9 +130,9 @@ impl Assembler {
         })
     }
 
-    /// Writes an unconditional jump, also to a return instruction. A copy of the return would be rejected in some
-    /// places: the kernel's check of loads takes the cells that are stored before a return for those that are stored
-    /// behind it.
+    /// Writes an unconditional jump, also to a return instruction. A copy of the return would be
+    /// rejected in some places: the kernel's check of loads takes the cells that are stored
+    /// before a return for those that are stored behind it.
     fn put_jump(&mut self, label: Label) -> Label {
         let distance = u32::try_from(self.distance_to(label)).unwrap_or(u32::MAX);
         self.push(JUMP, distance, 0, 0)

@@ -1,12 +1,15 @@
-//! Decision trees: the code for a number in the program's memory, by the range that contains the number.
+//! Decision trees: the code for a number in the program's memory, by the range that contains the
+//! number.
 
 use super::assembler::{Assembler, IF_AT_LEAST, IF_EQUAL, LOAD_CELL, Label};
 
-/// The code for all numbers from the first one on, up to the next step. The first step begins with 0.
+/// The code for all numbers from the first one on, up to the next step. The first step begins with
+/// 0.
 type Step = (u128, Label);
 
-/// Code that continues at the label of the range that contains the number, or at `otherwise`. The number consists of 32
-/// bits in each of the cells, the highest first; the ranges are sorted and disjoint.
+/// Code that continues at the label of the range that contains the number, or at `otherwise`. The
+/// number consists of 32 bits in each of the cells, the highest first; the ranges are sorted and
+/// disjoint.
 pub(super) fn put_search(
     code: &mut Assembler,
     cells: &[u32],
@@ -24,7 +27,8 @@ pub(super) fn put_search(
     put_words(code, cells, &steps)
 }
 
-/// Appends a step; the last one is left out if it has no numbers, and the new one if it changes nothing.
+/// Appends a step; the last one is left out if it has no numbers, and the new one if it changes
+/// nothing.
 fn add_step(steps: &mut Vec<Step>, step: Step) {
     steps.pop_if(|last| last.0 == step.0);
     if steps.last().is_none_or(|last| last.1 != step.1) {
@@ -69,7 +73,8 @@ fn put_tree(code: &mut Assembler, steps: &[Step]) -> Label {
             code.put_branch(IF_EQUAL, low_word(*value), *inside, *outside)
         }
         _ => {
-            // An odd number: a part that begins and ends outside of ranges can end with a comparison for equality.
+            // An odd number: a part that begins and ends outside of ranges can end with a
+            // comparison for equality.
             let (low, high) = steps.split_at((steps.len() / 2) | 1);
             let (less, at_least) = (put_tree(code, low), put_tree(code, high));
             code.put_branch(IF_AT_LEAST, low_word(high[0].0), at_least, less)

@@ -87,8 +87,8 @@ fn sample_policy() -> OwnedPolicy {
     OwnedPolicy { allowed: AllowedTraffic { v4, v6 }, served, routers, ..OwnedPolicy::default() }
 }
 
-/// The policy of a container at a bridge, with two addresses: every second allowed range is on its own link, and every
-/// second one of those is a neighbour's.
+/// The policy of a container at a bridge, with two addresses: every second allowed range is on its
+/// own link, and every second one of those is a neighbour's.
 fn at_bridge(policy: OwnedPolicy) -> OwnedPolicy {
     let part = |ranges: &[AllowedRange], step| ranges.iter().step_by(step).cloned().collect();
     let [found, neighbours] = [2, 4].map(|step| AllowedTraffic {

@@ -1,4 +1,5 @@
-//! The rules of policies one by one; random policies, compared with the text of the rules; all errors.
+//! The rules of policies one by one; random policies, compared with the text of the rules; all
+//! errors.
 
 use std::net::IpAddr;
 
@@ -287,8 +288,9 @@ fn random_policies_are_compiled_as_the_rules_say() {
 
 const SANDBOXED: &str = r#"{"profile": "sandbox"}"#;
 
-/// The addresses outside the sandbox: networks that it denies, each as the last address before, its first, its last and
-/// the first address after; `-` where a neighbour is denied, too, or there is none.
+/// The addresses outside the sandbox: networks that it denies, each as the last address before, its
+/// first, its last and the first address after; `-` where a neighbour is denied, too, or there is
+/// none.
 const BOUNDS: [[&str; 4]; 27] = [
     ["-", "0.0.0.0", "0.255.255.255", "1.0.0.0"],
     ["9.255.255.255", "10.0.0.0", "10.255.255.255", "11.0.0.0"],

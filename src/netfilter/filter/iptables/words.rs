@@ -51,7 +51,8 @@ pub(super) fn address_rules(ip: IpAddr) -> [IptablesRule; 2] {
     ]
 }
 
-/// Accepts connections that the host translates to the address: its published ports. The reference has no such rule.
+/// Accepts connections that the host translates to the address: its published ports. The reference
+/// has no such rule.
 pub(super) fn published_ports_rule(ip: IpAddr) -> IptablesRule {
     let rule = IptablesRule::new(CNI_FORWARD).with_words(&["-d", &host_net(ip).to_string()]);
     rule.with_words(&TRANSLATED).with_comment(PUBLISHED).with_target("ACCEPT")
@@ -78,8 +79,8 @@ pub(super) fn bridge_rules(bridge: &str, policy: IngressPolicy) -> Vec<IptablesR
     rules
 }
 
-/// The rule that lets translated traffic pass to a bridge: with the policy `same-bridge` all connections, with
-/// `isolated` only answers. The reference has no such rule.
+/// The rule that lets translated traffic pass to a bridge: with the policy `same-bridge` all
+/// connections, with `isolated` only answers. The reference has no such rule.
 pub(super) fn translated_rule(bridge: &str, policy: IngressPolicy) -> Option<IptablesRule> {
     let rule = IptablesRule::new(STAGE_2).with_words(&["-o", bridge]);
     let rule = match policy {

@@ -10,8 +10,8 @@ use crate::netfilter::layout::HandoverCount;
 use crate::netfilter::{AttachmentId, IpFamily, PacketFilter};
 use cni::error::Result;
 
-/// Moves the rules of second interfaces into their containers' chains, the only ones that the reference looks for.
-/// Counts chains.
+/// Moves the rules of second interfaces into their containers' chains, the only ones that the
+/// reference looks for. Counts chains.
 pub(in crate::netfilter) fn join_interfaces(filter: &PacketFilter) -> Result<HandoverCount> {
     let mut handed = HandoverCount::default();
     for family in IpFamily::BOTH {

@@ -1,9 +1,10 @@
-//! Mappings as iptables rules: a chain for each container, entered from `CNI-HOSTPORT-DNAT`. Names, comments and
-//! rules are the reference plugin's (`rules.rs`).
+//! Mappings as iptables rules: a chain for each container, entered from `CNI-HOSTPORT-DNAT`. Names,
+//! comments and rules are the reference plugin's (`rules.rs`).
 //!
-//! The reference has one chain for all interfaces of a container in a network. Here a second interface gets its own
-//! chain. The container of a chain is identified by the comments of its entries, not by the chain's name; the
-//! interface by the record of the attachment that has the address of the chain's rules.
+//! The reference has one chain for all interfaces of a container in a network. Here a second
+//! interface gets its own chain. The container of a chain is identified by the comments of its
+//! entries, not by the chain's name; the interface by the record of the attachment that has the
+//! address of the chain's rules.
 
 mod handover;
 mod rules;
@@ -63,8 +64,9 @@ pub(super) const RULES: RecordedRules = RecordedRules {
     },
 };
 
-/// Creates the mappings, in one transaction for each family; earlier mappings of the attachment are replaced. If
-/// another container holds a port, the port is returned. In this case, and on failure, no family has new mappings.
+/// Creates the mappings, in one transaction for each family; earlier mappings of the attachment are
+/// replaced. If another container holds a port, the port is returned. In this case, and on failure,
+/// no family has new mappings.
 pub(super) fn add_mappings(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
@@ -121,7 +123,8 @@ fn missing_mark_chain_error(
     })
 }
 
-/// Whether an entry may be for one of these ports. Entries that cannot be parsed may be for any port.
+/// Whether an entry may be for one of these ports. Entries that cannot be parsed may be for any
+/// port.
 fn may_map_ports(entry: &IptablesRule, ports: &HashSet<(String, u16)>) -> bool {
     let proto = entry.option_value("-p");
     let Some(of_entry) = entry.option_value("--dports") else {
@@ -145,7 +148,8 @@ fn create_rules(table: &mut IptablesTable, wanted: RequiredRules<'_>) {
 fn fill_chain(table: &mut IptablesTable, wanted: RequiredRules<'_>, chain: &str) {
     table.ensure_chain(chain);
     table.append_all_unique(attachment_rules(wanted, chain));
-    // After the entries of others: if a container has several networks, the first network serves the port.
+    // After the entries of others: if a container has several networks, the first network serves
+    // the port.
     let ahead = table
         .rules_of_chain(CHAIN_TOP)
         .take_while(|rule| rule.option_value("-d").is_some())
@@ -157,8 +161,8 @@ fn fill_chain(table: &mut IptablesTable, wanted: RequiredRules<'_>, chain: &str)
     }
 }
 
-/// Whether an entry of another container comes before those of `chain`, and may be for the port of `entry`, which is
-/// for a single address of the host.
+/// Whether an entry of another container comes before those of `chain`, and may be for the port of
+/// `entry`, which is for a single address of the host.
 fn is_preceded_by_other(
     table: &IptablesTable,
     entry: &IptablesRule,
@@ -203,9 +207,10 @@ fn add_shared_rules(table: &mut IptablesTable, wanted: RequiredRules<'_>) {
     }
 }
 
-/// The attachment's chain: the chain of its interface, or the container's chain, which is found by the comments of
-/// entries or by the reference's name. A chain of this name may belong to another interface, or to another container,
-/// because the name is a hash of network and container joined; then the attachment has a chain of its own.
+/// The attachment's chain: the chain of its interface, or the container's chain, which is found by
+/// the comments of entries or by the reference's name. A chain of this name may belong to another
+/// interface, or to another container, because the name is a hash of network and container joined;
+/// then the attachment has a chain of its own.
 fn find_attachment_chain(table: &IptablesTable, owner: AttachmentId<'_>) -> String {
     let (common, own) = chain_names(owner);
     if table.has_chain(&own) {
@@ -225,8 +230,8 @@ fn find_attachment_chain(table: &IptablesTable, owner: AttachmentId<'_>) -> Stri
     }
 }
 
-/// The interface that a container's chain belongs to. The name of the chain does not tell it, so the address in the
-/// chain's rules is looked up in the records.
+/// The interface that a container's chain belongs to. The name of the chain does not tell it, so
+/// the address in the chain's rules is looked up in the records.
 fn interface_of_chain(
     table: &IptablesTable,
     chain: &str,
@@ -269,8 +274,8 @@ fn chain_names(owner: AttachmentId<'_>) -> (String, String) {
     (owner.iptables_chain("DN-"), AttachmentId { id: &id, ..owner }.iptables_chain("DN-"))
 }
 
-/// Calls a function with the chains that may have rules of the attachment, with `more` chains, and with those of the
-/// other entries for which `is_wanted` returns true.
+/// Calls a function with the chains that may have rules of the attachment, with `more` chains, and
+/// with those of the other entries for which `is_wanted` returns true.
 fn with_chain_scope<T>(
     owner: AttachmentId<'_>,
     more: &[&str],
@@ -310,8 +315,8 @@ fn find_taken_port(table: &IptablesTable, wanted: RequiredRules<'_>) -> Option<T
             continue;
         };
         let holds = entry.option_value("--comment").and_then(parse_entry_comment);
-        // Runtimes request the ports of a container in each of its networks (`podman network connect`); the chain
-        // that is entered first serves them.
+        // Runtimes request the ports of a container in each of its networks (`podman network
+        // connect`); the chain that is entered first serves them.
         if holds.is_some_and(|(network, id)| id == owner.id && network != owner.network) {
             continue;
         }
@@ -359,8 +364,8 @@ pub(super) fn list_port_owners(filter: &PacketFilter) -> Result<Vec<PortOwner>> 
     Ok(found)
 }
 
-/// Deletes the chains of an owner, without a record, that redirect to addresses that were seen. Returns the addresses
-/// that they redirected UDP to.
+/// Deletes the chains of an owner, without a record, that redirect to addresses that were seen.
+/// Returns the addresses that they redirected UDP to.
 pub(super) fn remove_port_owner(
     filter: &PacketFilter,
     owner: &PortOwner,
@@ -401,7 +406,8 @@ fn mapping_words(mapping: &MappedPort) -> [Option<String>; 3] {
     [Some(proto), Some(port), addr]
 }
 
-/// Deletes the attachment's mappings in every flavour of iptables. Returns the addresses that they redirected UDP to.
+/// Deletes the attachment's mappings in every flavour of iptables. Returns the addresses that they
+/// redirected UDP to.
 pub(super) fn delete_mappings(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
@@ -432,8 +438,9 @@ fn plan_deletion(table: &mut IptablesTable, owner: AttachmentId<'_>) -> Vec<IpAd
     servers
 }
 
-/// The first missing rule of the attachment, or of the rules that all attachments share. For an attachment without a
-/// record, which the reference created, only the reference's rules are required.
+/// The first missing rule of the attachment, or of the rules that all attachments share. For an
+/// attachment without a record, which the reference created, only the reference's rules are
+/// required.
 fn find_missing_rule(table: &IptablesTable, wanted: RequiredRules<'_>) -> Option<IptablesRule> {
     let chain = find_attachment_chain(table, wanted.owner);
     let mut all = shared_rules(wanted);
@@ -442,8 +449,8 @@ fn find_missing_rule(table: &IptablesTable, wanted: RequiredRules<'_>) -> Option
         let ahead = entries_ahead(wanted, &chain).into_iter();
         all.extend(ahead.filter(|entry| is_preceded_by_other(table, entry, wanted, &chain)));
     }
-    // The table has the rules of all containers. Those of a chain usually are in the wanted order: each search begins
-    // after the last rule that was found.
+    // The table has the rules of all containers. Those of a chain usually are in the wanted order:
+    // each search begins after the last rule that was found.
     let mut begin = 0;
     all.into_iter().find(|rule| {
         // iptables-save may print conditions in other words.

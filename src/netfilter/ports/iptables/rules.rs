@@ -1,7 +1,8 @@
-//! A container's iptables rules in the words of the reference plugin, so that the CHECK of either implementation
-//! accepts the rules of the other. Only a mapping of a single address of the host whose port another container
-//! maps at every address gets an additional entry, before all others: it takes precedence, whichever program created
-//! the other mapping. The reference's CHECK ignores the entry, and its DEL deletes it with the chain.
+//! A container's iptables rules in the words of the reference plugin, so that the CHECK of either
+//! implementation accepts the rules of the other. Only a mapping of a single address of the host
+//! whose port another container maps at every address gets an additional entry, before all others:
+//! it takes precedence, whichever program created the other mapping. The reference's CHECK ignores
+//! the entry, and its DEL deletes it with the chain.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -133,8 +134,8 @@ pub(super) fn attachment_rules(wanted: RequiredRules<'_>, chain: &str) -> Vec<Ip
         .collect()
 }
 
-/// The entries for mappings of a single address of the host. With conditions there are none: the order of the
-/// containers decides.
+/// The entries for mappings of a single address of the host. With conditions there are none: the
+/// order of the containers decides.
 pub(super) fn entries_ahead(wanted: RequiredRules<'_>, chain: &str) -> Vec<IptablesRule> {
     if !wanted.condition_words().is_empty() {
         return Vec::new();
@@ -150,7 +151,8 @@ pub(super) fn entries_ahead(wanted: RequiredRules<'_>, chain: &str) -> Vec<Iptab
         .collect()
 }
 
-/// Entries without conditions and targets, for each protocol, with at most [`MULTIPORT`] ports each.
+/// Entries without conditions and targets, for each protocol, with at most [`MULTIPORT`] ports
+/// each.
 fn multiport_entries(
     owner: AttachmentId<'_>,
     addr: Option<IpAddr>,

@@ -70,7 +70,8 @@ fn an_element_is_replaced_in_one_batch() {
     }
 }
 
-/// The CPU time of the calling thread, in user and kernel mode, which other processes hardly affect.
+/// The CPU time of the calling thread, in user and kernel mode, which other processes hardly
+/// affect.
 fn cpu_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap().into()
 }

@@ -12,7 +12,8 @@ use crate::netlink::{
     KernelRoute, LinkChange, LinkKind, Netlink, NewLink, NewLinkAddress, RouteAddMode, VethPeer,
 };
 
-/// The namespaces `client` (10.1.0.2) and `server` (10.2.0.2), connected by this namespace (10.x.0.1).
+/// The namespaces `client` (10.1.0.2) and `server` (10.2.0.2), connected by this namespace
+/// (10.x.0.1).
 struct World {
     client: Netns,
     server: Netns,

@@ -1,5 +1,5 @@
-//! What the reference does wrong at DEL, by rows of docs/parity.md, is put right, so that the nodes can be compared
-//! further: see [`MENDED`].
+//! What the reference does wrong at DEL, by rows of docs/parity.md, is put right, so that the nodes
+//! can be compared further: see [`MENDED`].
 
 use super::super::plan::{By, Extra, Place};
 use super::{Known, Machine, Plugins, addresses};

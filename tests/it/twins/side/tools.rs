@@ -36,7 +36,8 @@ impl Machine<'_> {
         }
     }
 
-    /// Damage, after which all is as before. What `repair` cannot restore, a link that is gone, it names, and goes on.
+    /// Damage, after which all is as before. What `repair` cannot restore, a link that is gone, it
+    /// names, and goes on.
     pub(super) fn repair(&self, damage: Damage) -> Result<(), Failed> {
         if self.plugins == Plugins::Reference {
             return Ok(());
@@ -88,7 +89,8 @@ impl Machine<'_> {
         self.node.bin().display().to_string()
     }
 
-    /// Without a pair, or attached by the reference, nothing proves that an attachment has ended: DEL on both.
+    /// Without a pair, or attached by the reference, nothing proves that an attachment has ended:
+    /// DEL on both.
     pub(super) fn collect_dead(&mut self) -> Result<(), Failed> {
         let is_ours = self.plugins == Plugins::Cnibox;
         if is_ours {

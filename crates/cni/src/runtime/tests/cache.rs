@@ -24,7 +24,8 @@ fn node() -> Node {
     node
 }
 
-/// A file as a program built on libcni writes it; the configuration is `{"cniVersion":"1.0.0",...}`.
+/// A file as a program built on libcni writes it; the configuration is
+/// `{"cniVersion":"1.0.0",...}`.
 const REFERENCE: &str = concat!(
     r#"{"kind":"cniCacheV1","containerId":"c1","#,
     r#""config":"eyJuYW1lIjoibmV0IiwiY25pVmVyc2lvbiI6IjEuMC4wIiwicGx1Z2lucyI6W3sidHlwZSI6ImEifV19","#,

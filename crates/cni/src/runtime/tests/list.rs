@@ -91,7 +91,8 @@ fn the_highest_supported_version_is_selected() {
     }
 }
 
-/// The plugin types of the list in a file with these keys, with two plugins in the directory or not.
+/// The plugin types of the list in a file with these keys, with two plugins in the directory or
+/// not.
 fn types(keys: &str, directory: &str) -> Result<Vec<String>, String> {
     let node = Node::new();
     let file = node.conf("a.conflist", &format!("{{{keys}\"cniVersion\":\"1.1.0\"}}"));

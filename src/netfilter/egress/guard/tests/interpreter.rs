@@ -1,5 +1,5 @@
-//! An interpreter of classic BPF that, unlike the kernel, fails at a load beyond the frame and at a cell that was not
-//! stored.
+//! An interpreter of classic BPF that, unlike the kernel, fails at a load beyond the frame and at a
+//! cell that was not stored.
 
 use nix::libc::{
     BPF_ABS, BPF_ADD, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_IMM, BPF_IND, BPF_JA, BPF_JEQ, BPF_JGE,

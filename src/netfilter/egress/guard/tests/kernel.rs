@@ -1,4 +1,5 @@
-//! The program in the kernel: a container's frames, of which those that pass are redirected to another link.
+//! The program in the kernel: a container's frames, of which those that pass are redirected to
+//! another link.
 
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, UdpSocket};
