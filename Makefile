@@ -67,7 +67,7 @@ build: export CNIBOX_COMMIT := $(CNIBOX_COMMIT)
 # Maximum size of the stripped executable in bytes: 4.9 MB; glibc is 0.65 MB of code.
 SIZE_LIMIT := $(if $(filter %-musl,$(TARGET)),4900000,5300000)
 
-.PHONY: help list-dependencies deps build sanity check demo test test-vm test-fresh soak test-runtimes matrix test-arch lint lists arch bench size cross image dist reproduce book record package fuzz install clean
+.PHONY: run-demo run-test run-test-vm run-soak run-record help list-dependencies deps build sanity check demo test test-vm test-fresh soak test-runtimes matrix test-arch lint lists arch bench size cross image dist reproduce book record package fuzz install clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -95,7 +95,17 @@ build: ## the static release binary, target/<target>/release/cnibox
 sanity: ## the conformance suite for CNI plugins, target/<target>/release/cni-sanity
 	RUSTFLAGS='$(STATIC)' $(CARGO) $(BUILD) --release --locked -p cni-sanity --target $(TARGET)
 
-demo: prepare-demo build ## installs what is missing; two containers on one bridge in private namespaces: attach, inspect, ping, detach
+# Each task that installs dependencies runs in a make of its own, which sees a standard library that was installed:
+# TARGET depends on it.
+demo test test-vm soak record: %: prepared-%
+	@$(MAKE) --no-print-directory run-$*
+
+.PHONY: prepared-demo prepared-test prepared-test-vm prepared-soak prepared-record
+prepared-demo prepared-record: prepare-demo
+prepared-test prepared-test-vm prepared-soak: prepare-test
+
+demo: ## installs what is missing; two containers on one bridge in private namespaces: attach, inspect, ping, detach
+run-demo: build
 	@scripts/demo.sh $(BINARY)
 
 check: lint ## before each commit: lint, unit tests, the integration tests of one plugin; PLUGIN=bridge
@@ -104,22 +114,25 @@ check: lint ## before each commit: lint, unit tests, the integration tests of on
 	$(CARGO) test $(WORKSPACE) --quiet --test it -- $(PLUGIN)::
 
 # The release build links on one processor for two minutes; the tests are compiled beside it.
-test: export CNIBOX_BIN := $(abspath $(BINARY))
-test: prepare-test ## installs what is missing; the demo, then the whole suite: on this kernel, and in a VM for features that this kernel lacks
+run-test: export CNIBOX_BIN := $(abspath $(BINARY))
+test: ## installs what is missing; the demo, then the whole suite: on this kernel, and in a VM for features that this kernel lacks
+run-test:
 	@echo "test: compiles the program and the tests and runs them, about 20 minutes on two cores"
 	scripts/lanes.sh build & $(MAKE) build; built=$$?; wait $$! && exit $$built
 	scripts/demo.sh $(BINARY)
 	scripts/lanes.sh host-and-vm
 	[ "$(CNIBOX_NO_VM)" = 1 ] || tests/reboot.sh $(BINARY)
 
-test-vm: prepare-test build ## only the tests of features that this kernel lacks, in a VM; ARGS=<pattern of test names>
+test-vm: ## only the tests of features that this kernel lacks, in a VM; ARGS=<pattern of test names>
+run-test-vm: build
 	CNIBOX_BIN=$(abspath $(BINARY)) scripts/lanes.sh vm $(ARGS)
 
 test-fresh: ## the tests of the last commit in a minimal Debian root, as root with debootstrap: does scripts/prepare.sh name every program?
 	scripts/prepare.sh fresh
 	scripts/fresh-root.sh make test
 
-soak: prepare-test build ## the whole suite with the long tests, SOAK rounds of the randomised tests, one minute of each fuzz target
+soak: ## the whole suite with the long tests, SOAK rounds of the randomised tests, one minute of each fuzz target
+run-soak: build
 	CNIBOX_SOAK=$(SOAK) CNIBOX_VM_TIMEOUT=7200 CNIBOX_BIN=$(abspath $(BINARY)) scripts/lanes.sh host-and-vm
 	scripts/fuzz.sh 60
 
@@ -197,7 +210,8 @@ book: ## the documentation as a book, target/book/index.html
 	scripts/prepare.sh book
 	PYTHONDONTWRITEBYTECODE=1 packaging/book.py $(OUT)/book-src $(OUT)/book
 
-record: prepare-demo build ## record the demo as an animated SVG, docs/images/demo.svg
+record: ## record the demo as an animated SVG, docs/images/demo.svg
+run-record: build
 	PYTHONDONTWRITEBYTECODE=1 $(INIT) packaging/record.py docs/images/demo.svg scripts/demo.sh $(BINARY)
 
 package: ## package the crates cnibox, cnibox-cni and cni-sanity and build them from the archives; ARGS=--allow-dirty

@@ -185,3 +185,40 @@ fn every_package_has_a_purpose() {
         );
     }
 }
+
+/// The first build is for the C library that was just installed, not for the one that was there.
+#[test]
+fn the_first_demo_is_built_for_the_installed_library() {
+    let stubs = TempDir::new().unwrap();
+    let path = |name: &str| stubs.path().join(name).display().to_string();
+    let program = |name: &str, script: &str| {
+        fs::write(path(name), format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(path(name), fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    program(
+        "rustc",
+        &format!(
+            "case $* in *sysroot*) echo {} ;; *-vV*) echo host: x86_64-unknown-linux-gnu ;;\n\
+             *) echo rustc 1.95.0 ;; esac",
+            path("sysroot")
+        ),
+    );
+    let library = path("sysroot/lib/rustlib/x86_64-unknown-linux-musl/lib");
+    program("rustup", &format!("mkdir -p {library}"));
+    program("uname", "case $* in -m) echo x86_64 ;; *) echo 6.12.3-amd64 ;; esac");
+    program("cargo", "echo \"cargo $*\"; exit 1");
+    let search = format!("{}:{}", stubs.path().display(), std::env::var("PATH").unwrap());
+    let output = Command::new("make")
+        .args(["demo", &format!("CARGO_TARGET_DIR={}", path("target"))])
+        .current_dir(root())
+        .env("PATH", search)
+        .env_remove("CARGO")
+        .env_remove("MAKEFLAGS")
+        .env_remove("MAKELEVEL")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let built: Vec<&str> = said.lines().filter(|line| line.starts_with("cargo ")).collect();
+    assert_eq!(built.len(), 1, "{said}");
+    assert!(built[0].ends_with(" --target x86_64-unknown-linux-musl"), "{said}");
+}
