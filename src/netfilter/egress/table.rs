@@ -5,7 +5,7 @@
 //!     set guarded { ifname, counter }         the host's ends of the containers with a policy
 //!     map ports { ifname . ether_addr : verdict }     "cni0" . 02:..:01 : goto policy_5f1d..
 //!     set refused { ifname . ether_addr, counter }    counts what each container was refused
-//!     set flows4, flows6, talkers             the refused flows, which refused packets add
+//!     set flows4, flows6, packet_senders  the refused flows, which refused packets add
 //!     chain prerouting {                      after the translation of destinations
 //!         type filter hook prerouting priority dstnat + 10
 //!         iifname . ether saddr vmap @ports
@@ -17,7 +17,7 @@
 //!         jump link
 //!         fib daddr type local goto host_5f1d..
 //!         ip daddr @5f1d.._all4 accept
-//!         ip daddr . meta l4proto . th dport @5f1d.._some4 accept
+//!         ip daddr . meta l4proto . th dport @5f1d.._ranges4 accept
 //!         goto refused
 //!     }
 //! }
@@ -33,7 +33,7 @@
 //!     }
 //! }
 //! table netdev cnibox_egress {                what the second guard refuses
-//!     set refused; set flows4, flows6, arp_targets, talkers
+//!     set refused; set flows4, flows6, arp_targets, packet_senders
 //!     chain refused { type filter hook ingress device "cnibox-dropped" priority 0 .. }
 //! }
 //! ```

@@ -117,10 +117,9 @@ mod tests {
     use super::*;
     use std::fs;
 
-    const DUAL: &str = "FLANNEL_NETWORK=10.1.0.0/16,192.168.0.0/16,10.1.9.9/16\r\\
-                        nFLANNEL_SUBNET=10.1.17.1/24\nFLANNEL_IPV6_NETWORK=fc00::/48\n# \
-                        comment\n\nFLANNEL_IPV6_SUBNET=fc00::1/64\nFLANNEL_MTU=1472\\
-                        nFLANNEL_IPMASQ=true\nOTHER\n";
+    const DUAL: &str = "FLANNEL_NETWORK=10.1.0.0/16,192.168.0.0/16,10.1.9.9/16\r\n\
+        FLANNEL_SUBNET=10.1.17.1/24\nFLANNEL_IPV6_NETWORK=fc00::/48\n# comment\n\n\
+        FLANNEL_IPV6_SUBNET=fc00::1/64\nFLANNEL_MTU=1472\nFLANNEL_IPMASQ=true\nOTHER\n";
 
     fn read(text: &str) -> Result<SubnetEnv> {
         let file = tempfile::NamedTempFile::new().unwrap();

@@ -117,7 +117,7 @@ fn check_finds_what_was_changed() {
             ),
         ),
         (
-            format!("nft flush set inet cnibox_egress {}", set("some4")),
+            format!("nft flush set inet cnibox_egress {}", set("ranges4")),
             format!(
                 "chain inet cnibox_egress {chain} of the egress policy of port \"{end}\" is missing or was changed"
             ),

@@ -19,7 +19,7 @@ use cni::sort::{collect_set, sort_by_key};
 /// The chain that jumps to the chains of containers.
 pub(super) const CHAIN_TOP: &str = "CNI-HOSTPORT-DNAT";
 pub(super) const SETMARK: &str = "CNI-HOSTPORT-SETMARK";
-pub(super) const CHAIN_MASQ: &str = "CNI-HOSTPORT-CHAIN_MASQ";
+pub(super) const CHAIN_MASQ: &str = "CNI-HOSTPORT-MASQ";
 pub(super) const POSTROUTING: &str = "POSTROUTING";
 
 /// The maximum number of ports in a rule: `XT_MULTI_PORTS`.
