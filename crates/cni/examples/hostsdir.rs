@@ -1,12 +1,11 @@
-//! A chained plugin of some forty lines: a file of hosts(5) for each attachment, for dnsmasq's
+//! A chained plugin of fifty lines of code: a file of hosts(5) for each attachment, for dnsmasq's
 //! `hostsdir`.
 //!
 //! ```json
 //! {"type": "hostsdir", "directory": "/run/hosts.d"}
 //! ```
 //!
-//! The name of a container is its id. DEL, GC and STATUS succeed without the directory, which ADD
-//! creates.
+//! The name of a container is its id. ADD creates the directory.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,7 +16,7 @@ use cnibox_cni::{CniResult, Error, Result, ValidAttachment};
 
 struct HostsDir;
 
-#[derive(serde::Deserialize)]
+#[derive(Default, serde::Deserialize)]
 struct Keys {
     directory: PathBuf,
 }

@@ -4,12 +4,16 @@
 //! keys, prints the result or the error object, and takes care of what each plugin has to:
 //!
 //! * DEL and GC work although the configuration has become wrong since ADD: a key that does not
-//!   decode counts as absent, an unsupported version as the newest, and an unreadable `prevResult`
-//!   as none; each with a warning through [`log`];
+//!   decode counts as absent, keys that do not decode without it as their default; DEL also takes
+//!   an unsupported version as the newest, and an unreadable `prevResult` as none;
+//! * a container in the plugin's own namespace is refused by ADD, and is gone for DEL: the process
+//!   whose id is in `CNI_NETNS` has ended, and its id may belong to a process of the host;
 //! * the result has the layout of the request's version;
-//! * an ADD whose result is lost, because the version cannot represent it or stdout is closed, is
-//!   undone by DEL;
-//! * a panic is an error with code 999.
+//! * an ADD whose result is lost, because the version cannot represent it or it cannot be written,
+//!   is undone by DEL;
+//! * a panic is an error with code 999. What ADD did before it stays until DEL.
+//!
+//! Warnings go through [`log`]; [`main`] writes them to stderr if the program has no logger.
 //!
 //! ```
 //! use cnibox_cni::plugin::{self, Attachment, CallEnvironment, Network, Plugin};
@@ -18,7 +22,7 @@
 //! /// Returns the result of the previous plugin with another name server.
 //! struct NameServer;
 //!
-//! #[derive(serde::Deserialize)]
+//! #[derive(Default, serde::Deserialize)]
 //! struct Keys {
 //!     nameserver: String,
 //! }
@@ -65,17 +69,19 @@ pub mod request;
 #[cfg(test)]
 mod tests;
 
+use std::fs;
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::process::ExitCode;
 
 use serde::de::DeserializeOwned;
 
-use self::process::{print_outcome, print_versions, read_stdin, run_guarded};
+use self::process::{print_outcome, print_versions, read_stdin, run_guarded, start_log};
 #[doc(hidden)]
 pub use self::request::{DecodedRequest, absent_key_warning, no_prev_result_warning};
 use crate::args::CniArgPairs;
 use crate::config::{NetworkConfig, ValidAttachment};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorCode, Result};
 use crate::exec::{PluginCommand, execute_plugin, find_plugin, read_result, split_path};
 use crate::names::{ContainerId, InterfaceName};
 use crate::result::CniResult;
@@ -89,8 +95,9 @@ pub trait Plugin {
     const NAME: &'static str;
     /// The supported versions of the specification.
     const VERSIONS: &'static [SpecVersion] = &SpecVersion::ALL;
-    /// The plugin's own keys of the configuration.
-    type Keys: DeserializeOwned;
+    /// The plugin's own keys of the configuration. DEL and GC get the default if the keys do not
+    /// decode at all, for example because one that ADD requires is missing.
+    type Keys: DeserializeOwned + Default;
 
     /// Attaches the container, and returns the result for the next plugin and the runtime. On
     /// failure nothing is left.
@@ -187,8 +194,9 @@ impl<K> Network<K> {
         let path = find_plugin(plugin, &split_path(&self.env.path))?;
         let env = self.env.with_verb(verb);
         let env = env.to_variables().map(|(name, value)| (name, value.to_owned())).to_vec();
-        let stdout =
-            execute_plugin(&PluginCommand { path: &path, env, stdin: config, deadline: None })?;
+        let call = &PluginCommand { path: &path, env, stdin: config, deadline: None };
+        let stdout = execute_plugin(call)
+            .map_err(|error| error.context(format_args!("from the plugin {plugin}")))?;
         (verb == CniVerb::Add).then(|| read_result(&stdout, self.version)).transpose()
     }
 }
@@ -213,7 +221,11 @@ impl Attachment {
         let env = &network.env;
         Ok(Attachment {
             container_id: ContainerId::parse(&env.container_id)?,
-            netns: env.netns.clone(),
+            netns: if is_own_namespace(env) && report.is_some() {
+                String::new()
+            } else {
+                env.netns.clone()
+            },
             ifname: InterfaceName::parse(&env.ifname)?,
             prev_result: network.config.prev_result(network.version, report)?,
         })
@@ -262,6 +274,7 @@ impl From<&Attachment> for ValidAttachment {
 /// }
 /// ```
 pub fn main<P: Plugin>() -> ExitCode {
+    start_log();
     let env = CallEnvironment::from_process();
     if env.command.is_empty() {
         let versions: Vec<_> = P::VERSIONS.iter().map(|version| version.as_str()).collect();
@@ -278,8 +291,8 @@ pub fn main<P: Plugin>() -> ExitCode {
         return print_versions(P::VERSIONS);
     }
     let mut stdin = Vec::new();
-    let outcome =
-        read_stdin(&mut stdin).and_then(|()| run_guarded(P::NAME, &|| run::<P>(&env, &stdin)));
+    let read = env.require_variables().and_then(|()| read_stdin(&mut stdin));
+    let outcome = read.and_then(|()| run_guarded(P::NAME, &|| run::<P>(&env, &stdin)));
     let printed = print_outcome(&outcome, &stdin);
     if printed != ExitCode::SUCCESS && outcome.is_ok() {
         // The runtime has ended, or would not know the result.
@@ -309,11 +322,20 @@ pub fn run<P: Plugin>(env: &CallEnvironment, request: &[u8]) -> Result<Option<Cn
     env.require_variables()?;
     let DecodedRequest { verb, config, version } =
         DecodedRequest::decode(env, request, P::VERSIONS, &|text| log::warn!("{text}"))?;
-    let keys = config.decode_keys(
-        verb.only_removes().then_some(&|error| log::warn!("{}", absent_key_warning(error))),
-    )?;
-    let network = &Network { keys, config, version, env: env.clone(), request: request.to_vec() };
+    let network = &Network {
+        keys: decode_keys(verb, &config)?,
+        config,
+        version,
+        env: env.clone(),
+        request: request.to_vec(),
+    };
     match verb {
+        CniVerb::Add if is_own_namespace(env) => {
+            let msg = "plugin's netns and netns from CNI_NETNS should not be the same";
+            return Err(Error::new(ErrorCode::INVALID_NETNS, msg).with_details(
+                "CNI_NETNS_OVERRIDE=1 allows it, for a container in the host's namespace",
+            ));
+        }
         CniVerb::Add => {
             let result = P::add(network, &Attachment::of_call(network, None)?)?;
             return result
@@ -341,9 +363,29 @@ pub fn run<P: Plugin>(env: &CallEnvironment, request: &[u8]) -> Result<Option<Cn
     Ok(None)
 }
 
+/// The plugin's own keys; DEL and GC go on without those that do not decode.
+fn decode_keys<K: DeserializeOwned + Default>(verb: CniVerb, config: &NetworkConfig) -> Result<K> {
+    if !verb.only_removes() {
+        return config.decode_keys(None);
+    }
+    let report = |error: &Error| log::warn!("{}", absent_key_warning(error));
+    Ok(config.decode_keys(Some(&report)).unwrap_or_else(|error| {
+        report(&error);
+        K::default()
+    }))
+}
+
+/// Whether the namespace at `CNI_NETNS` is that of this process.
+fn is_own_namespace(env: &CallEnvironment) -> bool {
+    let file = |path: &str| fs::metadata(path).map(|meta| (meta.dev(), meta.ino())).ok();
+    let own = file("/proc/thread-self/ns/net");
+    !env.overrides_netns_check() && own.is_some() && file(&env.netns) == own
+}
+
 /// Undoes an ADD whose result is lost.
 fn undo_add<P: Plugin>(env: &CallEnvironment, request: &[u8]) {
-    if let Err(error) = run::<P>(&env.with_verb(CniVerb::Del), request) {
+    let del = env.with_verb(CniVerb::Del);
+    if let Err(error) = run_guarded(P::NAME, &|| run::<P>(&del, request)) {
         log::warn!("could not undo an ADD without a result: {error}");
     }
 }

@@ -1,10 +1,11 @@
 //! The plugin as a process: the request on stdin; the result, or the error object, on stdout.
 
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
+use log::{LevelFilter, Log, Metadata, Record};
 use nix::errno::Errno;
 
 use crate::error::{Error, ErrorCode, Result, io_text};
@@ -39,6 +40,29 @@ pub fn run_guarded(
         Err(Error::internal(format!("{program} panicked: {text}"))
             .with_details("this is a bug; stderr has the source location"))
     })
+}
+
+/// The log of a plugin without a logger of its own.
+struct StderrLog;
+
+impl Log for StderrLog {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        // Nobody could be told that stderr is closed.
+        drop(writeln!(io::stderr(), "{}", record.args()));
+    }
+
+    fn flush(&self) {}
+}
+
+/// Writes warnings to stderr, unless the program has a logger.
+pub fn start_log() {
+    if log::set_logger(&StderrLog).is_ok() {
+        log::set_max_level(LevelFilter::Warn);
+    }
 }
 
 /// Prints the reply to VERSION.

@@ -50,7 +50,8 @@ impl Plugin for Recorder {
     }
 
     fn del(network: &Network<Keys>, attachment: &Attachment) -> Result<()> {
-        record(if attachment.prev_result.is_some() { "del after add" } else { "del" }, network);
+        let what = if attachment.netns.is_empty() { "del without a namespace" } else { "del" };
+        record(what, network);
         Ok(())
     }
 
@@ -122,4 +123,62 @@ fn the_ipam_plugin_gets_the_call() {
     assert_eq!(fs::read_to_string(dir.path().join("seen")).unwrap(), "ADD c1 eth0\n");
     let (outcome, _) = call(CniVerb::Add, "/none", request);
     assert!(outcome.unwrap_err().message().starts_with("failed to find plugin \"pool\""));
+}
+
+#[test]
+fn a_container_in_the_plugins_own_namespace_is_refused() {
+    let request = br#"{"cniVersion": "1.1.0", "name": "n", "type": "recorder"}"#;
+    let env = CallEnvironment {
+        container_id: "c1".into(),
+        netns: "/proc/thread-self/ns/net".into(),
+        ifname: "eth0".into(),
+        path: "/none".into(),
+        ..CallEnvironment::default()
+    };
+    let error = run::<Recorder>(&env.with_verb(CniVerb::Add), request).unwrap_err();
+    assert_eq!((error.code(), CALLS.take().len()), (ErrorCode::INVALID_NETNS, 0));
+    assert_eq!(run::<Recorder>(&env.with_verb(CniVerb::Del), request), Ok(None));
+    assert_eq!(CALLS.take(), ["del without a namespace 1.1.0 mtu 1500"]);
+    let allowed = CallEnvironment { netns_override: "1".into(), ..env };
+    assert!(run::<Recorder>(&allowed.with_verb(CniVerb::Add), request).is_ok());
+}
+
+#[test]
+fn del_and_gc_get_the_default_of_keys_that_do_not_decode() {
+    #[derive(Default, Deserialize)]
+    struct Strict {
+        required: String,
+    }
+    struct Demanding;
+    impl Plugin for Demanding {
+        const NAME: &'static str = "demanding";
+        type Keys = Strict;
+
+        fn add(_: &Network<Strict>, _: &Attachment) -> Result<CniResult> {
+            Ok(CniResult::new())
+        }
+
+        fn check(_: &Network<Strict>, _: &Attachment) -> Result<()> {
+            Ok(())
+        }
+
+        fn del(network: &Network<Strict>, _: &Attachment) -> Result<()> {
+            CALLS.with_borrow_mut(|calls| calls.push(format!("del {:?}", network.keys.required)));
+            Ok(())
+        }
+    }
+    let env = CallEnvironment {
+        container_id: "c1".into(),
+        netns: "/none".into(),
+        ifname: "eth0".into(),
+        path: "/none".into(),
+        ..CallEnvironment::default()
+    };
+    for wrong in ["", r#", "required": 7"#] {
+        let request =
+            format!(r#"{{"cniVersion": "1.1.0", "name": "n", "type": "demanding"{wrong}}}"#);
+        let outcome = run::<Demanding>(&env.with_verb(CniVerb::Del), request.as_bytes());
+        assert_eq!((outcome, CALLS.take()), (Ok(None), vec!["del \"\"".to_owned()]));
+        assert!(run::<Demanding>(&env.with_verb(CniVerb::Add), request.as_bytes()).is_err());
+    }
 }

@@ -14,7 +14,7 @@ impl Runtime {
     /// verb GC for every plugin, with the list, for attachments that are not in the cache.
     ///
     /// `None` instead of a list: every cached attachment of the network is removed, and the
-    /// plugins receive no list; those of this executable then release nothing. An empty list means
+    /// plugins receive no list. An empty list means
     /// that no attachment is valid. Does nothing if the list has `disableGC`.
     ///
     /// Continues after failures and reports them all, one per line:

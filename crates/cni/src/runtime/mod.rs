@@ -113,7 +113,7 @@ pub enum OnAddError {
     #[default]
     Keep,
     /// Nothing: the plugins that ran get a DEL, in reverse order, unless an earlier ADD of the same
-    /// attachment is in the cache. Errors of these DELs are logged on stderr; the error of the
+    /// attachment is in the cache. Errors of these DELs are logged; the error of the
     /// ADD is returned.
     Undo,
 }
