@@ -6,7 +6,7 @@
 //! this host.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use serde::Serialize;
@@ -147,14 +147,31 @@ fn differences_of_features(filter: &PacketFilter) -> Result<Vec<Difference>> {
 }
 
 /// What was read of a table of iptables.
-type TablesByName<T> = RefCell<HashMap<(IpFamily, &'static str), Rc<T>>>;
+type TablesByName<T> = ReadOnce<(IpFamily, &'static str), Rc<T>>;
+
+/// What was read for each of a few keys.
+type ReadOnce<K, V> = RefCell<Vec<(K, V)>>;
+
+/// The value of the key, read at its first use.
+fn read_once<K: PartialEq, V: Clone, E>(
+    values: &ReadOnce<K, V>,
+    key: K,
+    read: impl FnOnce() -> Result<V, E>,
+) -> Result<V, E> {
+    if let Some((_, known)) = values.borrow().iter().find(|(known, _)| *known == key) {
+        return Ok(known.clone());
+    }
+    let value = read()?;
+    values.borrow_mut().push((key, value.clone()));
+    Ok(value)
+}
 
 /// Compares attachments with the packet filter, and reads once what several attachments have in
 /// common.
 struct FilterComparison<'f> {
     filter: &'f PacketFilter,
     /// The first difference of each table from its layout.
-    layouts: RefCell<HashMap<NftTable<'static>, Option<String>>>,
+    layouts: ReadOnce<NftTable<'static>, Option<String>>,
     /// The tables of the node's default iptables.
     tables: TablesByName<IptablesTable>,
     /// The tables of all flavours of iptables with chains of CNI plugins.
@@ -241,14 +258,11 @@ impl<'f> FilterComparison<'f> {
     }
 
     fn find_table_difference(&self, layout: TableLayout) -> NetlinkResult<Option<String>> {
-        if let Some(known) = self.layouts.borrow().get(&layout.table) {
-            return Ok(known.clone());
-        }
-        let damage =
-            layout.find_difference(self.filter.nft_socket()?, RuleComparison::ByComment)?;
-        let text = damage.map(|damage| damage.text);
-        self.layouts.borrow_mut().insert(layout.table, text.clone());
-        Ok(text)
+        read_once(&self.layouts, layout.table, || {
+            let nft = self.filter.nft_socket()?;
+            let damage = layout.find_difference(nft, RuleComparison::ByComment)?;
+            Ok(damage.map(|damage| damage.text))
+        })
     }
 
     /// The first rule of the attachment that no flavour of iptables has.
@@ -284,24 +298,18 @@ impl<'f> FilterComparison<'f> {
         family: IpFamily,
         name: &'static str,
     ) -> Result<Rc<Vec<IptablesTable>>> {
-        if let Some(known) = self.flavours.borrow().get(&(family, name)) {
-            return Ok(Rc::clone(known));
-        }
-        let found = self.filter.iptables_with_chains(family, name, &[])?;
-        let tables = found.iter().map(|tables| tables.read_table(name, ChainScope::All));
-        let tables: Rc<Vec<IptablesTable>> = Rc::new(tables.collect::<Result<_>>()?);
-        self.flavours.borrow_mut().insert((family, name), Rc::clone(&tables));
-        Ok(tables)
+        read_once(&self.flavours, (family, name), || {
+            let found = self.filter.iptables_with_chains(family, name, &[])?;
+            let tables = found.iter().map(|tables| tables.read_table(name, ChainScope::All));
+            Ok(Rc::new(tables.collect::<Result<_>>()?))
+        })
     }
 
     fn default_table(&self, family: IpFamily, name: &'static str) -> Result<Rc<IptablesTable>> {
-        if let Some(known) = self.tables.borrow().get(&(family, name)) {
-            return Ok(Rc::clone(known));
-        }
-        let table =
-            Rc::new(self.filter.default_iptables(family)?.read_table(name, ChainScope::All)?);
-        self.tables.borrow_mut().insert((family, name), Rc::clone(&table));
-        Ok(table)
+        read_once(&self.tables, (family, name), || {
+            let programs = self.filter.default_iptables(family)?;
+            Ok(Rc::new(programs.read_table(name, ChainScope::All)?))
+        })
     }
 }
 

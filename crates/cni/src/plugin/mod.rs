@@ -96,7 +96,8 @@ pub trait Plugin {
     /// The supported versions of the specification.
     const VERSIONS: &'static [SpecVersion] = &SpecVersion::ALL;
     /// The plugin's own keys of the configuration. DEL and GC get the default if the keys do not
-    /// decode at all, for example because one that ADD requires is missing.
+    /// decode at all, for example because one that ADD requires is missing. Keys match in any
+    /// case, but not with `#[serde(flatten)]`, which also ends the decoding of single keys.
     type Keys: DeserializeOwned + Default;
 
     /// Attaches the container, and returns the result for the next plugin and the runtime. On
@@ -111,7 +112,7 @@ pub trait Plugin {
     fn del(network: &Network<Self::Keys>, attachment: &Attachment) -> Result<()>;
 
     /// Removes what belongs to attachments of this network that are not in `valid`. Not called
-    /// without a list.
+    /// without a list; a list that is `null`, as libcni writes an empty one, is empty.
     fn gc(network: &Network<Self::Keys>, valid: &[ValidAttachment]) -> Result<()> {
         let _ = (network, valid);
         Ok(())
@@ -174,7 +175,8 @@ impl<K> Network<K> {
     }
 
     /// Runs another plugin of `CNI_PATH` with this verb and this configuration, which has a name
-    /// and a version (spec, section 4). Only ADD has a result.
+    /// and a version (spec, section 4), without a deadline. Only ADD has a result. After a failed
+    /// ADD the caller runs the delegate's DEL.
     ///
     /// ```
     /// # use cnibox_cni::plugin::{CniVerb, Network, NoKeys};

@@ -113,8 +113,8 @@ pub enum OnAddError {
     #[default]
     Keep,
     /// Nothing: the plugins that ran get a DEL, in reverse order, unless an earlier ADD of the same
-    /// attachment is in the cache. Errors of these DELs are logged; the error of the
-    /// ADD is returned.
+    /// attachment is in the cache. Errors of these DELs are logged; the error of the ADD is
+    /// returned. A delegate of a plugin that its deadline has killed may still work afterwards.
     Undo,
 }
 
