@@ -16,7 +16,9 @@ use crate::netns::Netns;
 use crate::repairs::RepairFindings;
 use crate::stderr;
 use cni::error::{Error, ErrorCode, Result};
-use cni::plugin::{CallEnvironment, CniVerb, DecodedRequest, no_prev_result_warning};
+use cni::plugin::{
+    CallEnvironment, CniVerb, DecodedRequest, no_prev_result_warning, own_namespace_error,
+};
 use cni::{CniResult, ContainerId, InterfaceName, SpecVersion};
 
 impl Applet {
@@ -256,7 +258,5 @@ fn refuse_own_namespace(env: &CallEnvironment, netns: &Netns) -> Result<()> {
     if !is_own_namespace(env, netns)? {
         return Ok(());
     }
-    let msg = "plugin's netns and netns from CNI_NETNS should not be the same";
-    Err(Error::new(ErrorCode::INVALID_NETNS, msg)
-        .with_details("CNI_NETNS_OVERRIDE=1 allows it, for a container in the host's namespace"))
+    Err(own_namespace_error())
 }

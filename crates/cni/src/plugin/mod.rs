@@ -223,11 +223,7 @@ impl Attachment {
         let env = &network.env;
         Ok(Attachment {
             container_id: ContainerId::parse(&env.container_id)?,
-            netns: if is_own_namespace(env) && report.is_some() {
-                String::new()
-            } else {
-                env.netns.clone()
-            },
+            netns: env.netns.clone(),
             ifname: InterfaceName::parse(&env.ifname)?,
             prev_result: network.config.prev_result(network.version, report)?,
         })
@@ -332,12 +328,7 @@ pub fn run<P: Plugin>(env: &CallEnvironment, request: &[u8]) -> Result<Option<Cn
         request: request.to_vec(),
     };
     match verb {
-        CniVerb::Add if is_own_namespace(env) => {
-            let msg = "plugin's netns and netns from CNI_NETNS should not be the same";
-            return Err(Error::new(ErrorCode::INVALID_NETNS, msg).with_details(
-                "CNI_NETNS_OVERRIDE=1 allows it, for a container in the host's namespace",
-            ));
-        }
+        CniVerb::Add if is_own_namespace(env)? => return Err(own_namespace_error()),
         CniVerb::Add => {
             let result = P::add(network, &Attachment::of_call(network, None)?)?;
             return result
@@ -347,13 +338,12 @@ pub fn run<P: Plugin>(env: &CallEnvironment, request: &[u8]) -> Result<Option<Cn
         }
         CniVerb::Check => P::check(network, &Attachment::of_call(network, None)?)?,
         CniVerb::Del => {
-            P::del(
-                network,
-                &Attachment::of_call(
-                    network,
-                    Some(&|error| log::warn!("{}", no_prev_result_warning(error))),
-                )?,
-            )?;
+            let report = |error: &Error| log::warn!("{}", no_prev_result_warning(error));
+            let mut attachment = Attachment::of_call(network, Some(&report))?;
+            if is_own_namespace(env)? {
+                attachment.netns.clear();
+            }
+            P::del(network, &attachment)?;
         }
         CniVerb::Gc => match network.config.valid_attachments()? {
             Some(valid) => P::gc(network, &valid)?,
@@ -377,11 +367,26 @@ fn decode_keys<K: DeserializeOwned + Default>(verb: CniVerb, config: &NetworkCon
     }))
 }
 
-/// Whether the namespace at `CNI_NETNS` is that of this process.
-fn is_own_namespace(env: &CallEnvironment) -> bool {
-    let file = |path: &str| fs::metadata(path).map(|meta| (meta.dev(), meta.ino())).ok();
-    let own = file("/proc/thread-self/ns/net");
-    !env.overrides_netns_check() && own.is_some() && file(&env.netns) == own
+/// Whether the namespace at `CNI_NETNS` is that of this process. Fails where /proc does not show
+/// the latter: the container's namespace is not believed to be another one without a proof.
+fn is_own_namespace(env: &CallEnvironment) -> Result<bool> {
+    const OWN: &str = "/proc/thread-self/ns/net";
+    if env.overrides_netns_check() {
+        return Ok(false);
+    }
+    let file = |path: &str| fs::metadata(path).map(|meta| (meta.dev(), meta.ino()));
+    let own = file(OWN).map_err(|cause| {
+        Error::io(format_args!("read {OWN}"), &cause).with_code(ErrorCode::INVALID_NETNS)
+    })?;
+    Ok(file(&env.netns).is_ok_and(|container| container == own))
+}
+
+/// The error of an ADD for a container in the plugin's own namespace.
+#[doc(hidden)]
+pub fn own_namespace_error() -> Error {
+    let msg = "plugin's netns and netns from CNI_NETNS should not be the same";
+    Error::new(ErrorCode::INVALID_NETNS, msg)
+        .with_details("CNI_NETNS_OVERRIDE=1 allows it, for a container in the host's namespace")
 }
 
 /// Undoes an ADD whose result is lost.
