@@ -67,7 +67,7 @@ build: export CNIBOX_COMMIT := $(CNIBOX_COMMIT)
 # Maximum size of the stripped executable in bytes: 4.9 MB; glibc is 0.65 MB of code.
 SIZE_LIMIT := $(if $(filter %-musl,$(TARGET)),4900000,5300000)
 
-.PHONY: run-demo run-test run-test-vm run-soak run-record help list-dependencies deps build sanity check demo test test-vm test-fresh soak test-runtimes matrix test-arch lint lists arch bench size cross image dist reproduce book record package fuzz install clean
+.PHONY: run-demo run-test run-test-vm run-soak run-record help list-dependencies deps build sanity check check-source demo test test-vm test-fresh soak test-runtimes matrix test-arch lint lists arch bench size cross image dist reproduce book record package fuzz install clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -80,7 +80,7 @@ prepare-%:
 list-dependencies:
 	@DEPS=no scripts/prepare.sh $(if $(filter $(HOST),$(TARGET)),build,$(TARGET))
 build sanity arch: list-dependencies
-lint: prepare-build
+check-source: prepare-build
 
 deps: prepare-test ## install what building and testing need, as root on Debian or Ubuntu; build and install only list it
 
@@ -108,10 +108,16 @@ demo: ## installs what is missing; two containers on one bridge in private names
 run-demo: build
 	@scripts/demo.sh $(BINARY)
 
-check: lint ## before each commit: lint, unit tests, the integration tests of one plugin; PLUGIN=bridge
+check: check-source ## before each commit, 90 seconds after a small change: formatting, clippy, texts, unit tests, the integration tests of one plugin; PLUGIN=bridge
 	$(CARGO) build $(WORKSPACE) --bins --examples
 	$(CARGO) test $(WORKSPACE) --quiet --lib --bin cni-sanity
 	$(CARGO) test $(WORKSPACE) --quiet --test it -- $(PLUGIN)::
+
+# The part of "lint" that sees a change of a source or documentation file.
+check-source:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy $(WORKSPACE) --all-targets -- -D warnings
+	$(CARGO) test $(WORKSPACE) --quiet --test arch --test docs --test words
 
 # The release build links on one processor for two minutes; the tests are compiled beside it.
 run-test: export CNIBOX_BIN := $(abspath $(BINARY))
@@ -136,12 +142,10 @@ run-soak: build
 	CNIBOX_SOAK=$(SOAK) CNIBOX_VM_TIMEOUT=7200 CNIBOX_BIN=$(abspath $(BINARY)) scripts/lanes.sh host-and-vm
 	scripts/fuzz.sh 60
 
-lint: ## formatting, clippy, rustdoc, texts of source and documentation, licences and sources of dependencies, shell scripts, charts, manifests
-	$(CARGO) fmt --all --check
-	$(CARGO) clippy $(WORKSPACE) --all-targets -- -D warnings
+lint: check-source ## formatting, clippy, rustdoc, texts of source and documentation, licences and sources of dependencies, shell scripts, charts, manifests
 	$(CARGO) clippy --locked --lib --bins -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(WORKSPACE) --no-deps --document-private-items --quiet
-	$(CARGO) test $(WORKSPACE) --quiet --test arch --test docs --test words --test workflows --test prepare --test lanes
+	$(CARGO) test $(WORKSPACE) --quiet --test workflows --test prepare --test lanes
 	scripts/prepare.sh lint
 	$(CARGO) deny --log-level error check bans licenses sources
 	shellcheck scripts/*.sh tests/*.sh tests/runtimes/*.sh packaging/*.sh .ci/run
