@@ -166,7 +166,7 @@ pub fn configure_link(
     result: &CniResult,
     style: AddressStyle,
 ) -> Result<()> {
-    configure::enable_announcements(inside, link);
+    configure::enable_announcements(&inside.netlink, link);
     configure::configure_layer3(inside, link, result, style, &[("ndisc_notify", "1")])
 }
 

@@ -26,6 +26,9 @@ const LOCAL_ADDRESS_TIMEOUT: Duration = Duration::from_secs(1);
 /// the reference polls for 2.55 seconds.
 const CARRIER_TIMEOUT: Duration = Duration::from_millis(2550);
 
+/// How long to wait for the carrier of a device whose other end is not ours.
+const SOON: Duration = Duration::from_millis(20);
+
 /// How addresses are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressStyle {
@@ -183,11 +186,11 @@ pub fn wait_for_carrier(netlink: &Netlink, link: &Link) -> Result<()> {
 
 /// Enables announcements of the IPv4 addresses when the link comes up (`arp_notify`): another
 /// container may have had the addresses before. The interface works without announcements.
-pub fn enable_announcements(inside: &ContainerNetns<'_>, link: &Link) {
+pub fn enable_announcements(netlink: &Netlink, link: &Link) {
     // By netlink instead of /proc/sys, where a lookup becomes slower with the number of containers:
     // the names of all namespaces share one list.
     let change = LinkChange::new().set_arp_notify(OnOffSetting::On);
-    if let Err(error) = inside.netlink.change_link(link.index, change) {
+    if let Err(error) = netlink.change_link(link.index, change) {
         debug!("could not enable announcements: {error}");
     }
 }
@@ -195,11 +198,43 @@ pub fn enable_announcements(inside: &ContainerNetns<'_>, link: &Link) {
 /// Announces the addresses again, by setting the MAC address that the link has: the kernel's
 /// announcements when the link comes up are lost if they are sent before the port of the bridge
 /// forwards.
-pub fn announce_addresses(inside: &ContainerNetns<'_>, link: &Link) {
+pub fn announce_addresses(netlink: &Netlink, link: &Link) {
     let change =
-        link.mac.map(|mac| inside.netlink.change_link(link.index, LinkChange::new().set_mac(mac)));
+        link.mac.map(|mac| netlink.change_link(link.index, LinkChange::new().set_mac(mac)));
     if let Some(Err(error)) = change {
         debug!("could not announce the addresses: {error}");
+    }
+}
+
+/// Announces the addresses of a link for which another plugin may not have enabled announcements,
+/// which stay as they are. Runs in the link's namespace.
+pub fn announce_once(netlink: &Netlink, link: &Link) {
+    let keys = ["ipv4/conf/{}/arp_notify", "ipv6/conf/{}/ndisc_notify"];
+    let keys = keys.map(|key| format!("net/{}", key.replace("{}", &link.name)));
+    let former = keys.each_ref().map(|key| sysctl::read_value(key));
+    for key in &keys {
+        try_set(key, "1");
+    }
+    announce_addresses(netlink, link);
+    for (key, former) in keys.iter().zip(former) {
+        former.map_or_else(|error| debug!("could not {error}"), |former| try_set(key, &former));
+    }
+}
+
+/// Announces the addresses once the link has a carrier. That of a card may take seconds, for which
+/// this does not wait.
+pub fn announce_when_ready(netlink: &Netlink, link: &Link) -> Result<()> {
+    let is_up = |link: &Link| link.oper_state == OperationalState::Up;
+    if let WaitOutcome::Reached(link) = netlink.wait_for_link(link.index, SOON, is_up)? {
+        announce_addresses(netlink, &link);
+    }
+    Ok(())
+}
+
+/// Sets a kernel parameter without which the interface works.
+fn try_set(key: &str, value: &str) {
+    if let Err(error) = sysctl::ensure_value(key, value) {
+        debug!("could not {error}");
     }
 }
 
@@ -217,11 +252,6 @@ pub fn prepare_ipv6(
         return Ok(());
     }
     let key = |ifname: &str, key: &str| format!("net/ipv6/conf/{ifname}/{key}");
-    let try_set = |key: &str, value: &str| {
-        if let Err(error) = sysctl::ensure_value(key, value) {
-            debug!("could not {error}");
-        }
-    };
     inside.netns.run_inside(|| {
         try_set(&key("lo", "disable_ipv6"), "0");
         // `ensure`: a parameter with the right value need not be writable.

@@ -5,7 +5,10 @@ use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 
-use crate::netlink::{IpFamily, KernelRoute, Link, Netlink, RT_TABLE_MAIN, RouteFilter};
+use super::{ContainerNetns, peer};
+use crate::netlink::{
+    IpFamily, KernelRoute, Link, LinkChange, Netlink, RT_TABLE_MAIN, RouteFilter,
+};
 use cni::error::{Error, ErrorContext, Result};
 
 /// The least MTU of an interface with IPv6 addresses, in bytes (RFC 8200, section 5): with a lower
@@ -14,6 +17,41 @@ pub const LEAST_OF_IPV6: u32 = 1280;
 /// The remedy for an MTU below [`LEAST_OF_IPV6`].
 pub const REMEDY_OF_IPV6: &str =
     "IPv6 needs an MTU of 1280 or more: raise \"mtu\", or remove the IPv6 range of \"ipam\"";
+
+/// Gives the host's end of a veth pair the MTU `mtu`, which the container's end `link` has got:
+/// packets that are larger than the MTU of the end that receives them vanish without notice, and
+/// so do those between ports of a bridge. Below the MTU of its bridge the host's end stays as it
+/// is, because the kernel would lower that of the bridge. Warns of an end that stays, or a bridge
+/// that differs. Returns the host's end if it has the MTU.
+pub fn set_on_host_end(
+    host: &Netlink,
+    inside: &ContainerNetns<'_>,
+    link: &Link,
+    mtu: u32,
+) -> Result<Option<Link>> {
+    let name = &link.name;
+    let Some(end) = peer::find_host_end(host, inside, link)? else {
+        if link.kind.as_deref() == Some("veth") {
+            warn!("mtu {mtu} of \"{name}\": the other end is not on the host, and keeps its MTU");
+        }
+        return Ok(None);
+    };
+    let master = end.master.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
+    let bridge = master.filter(|master| master.bridge.is_some());
+    if let Some(bridge) = bridge.as_ref().filter(|bridge| bridge.mtu != mtu) {
+        warn!(
+            "mtu {mtu} of \"{name}\": \"{}\" has {}, and packets of more than the lower number \
+             vanish between them; write \"mtu\" for the plugin bridge instead",
+            bridge.name, bridge.mtu
+        );
+    }
+    if bridge.is_none_or(|bridge| bridge.mtu <= mtu) && end.mtu != mtu {
+        host.change_link(end.index, LinkChange::new().set_mtu(mtu))
+            .context(|| format!("set mtu {mtu} of \"{}\"", end.name))?;
+        return Ok(Some(Link { mtu, ..end }));
+    }
+    Ok((end.mtu == mtu).then_some(end))
+}
 
 /// The value of the key `mtu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

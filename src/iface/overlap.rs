@@ -29,11 +29,13 @@ pub fn conflicting_routes(host: &Netlink, subnets: &[IpNet], own: &str) -> Resul
 }
 
 /// Whether the route leads to the subnet of a link of the node. Others do not: routes to single
-/// addresses are routes of ptp, and default routes and routes through a gateway lead out of the
-/// node.
+/// addresses are routes of ptp, default routes and routes through a gateway lead out of the node,
+/// and each link has a route to link-local addresses.
 pub fn is_subnet_route(route: &KernelRoute) -> bool {
     let length = route.dst.prefix_len();
+    let is_link_local = matches!(route.dst, IpNet::V6(dst) if dst.addr().is_unicast_link_local());
     route.table == Some(RT_TABLE_MAIN)
+        && !is_link_local
         && route.gw.is_none()
         && length != 0
         && length != route.dst.max_prefix_len()

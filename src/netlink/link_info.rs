@@ -25,6 +25,8 @@ const IFLA_BOND_MIIMON: u16 = 3;
 const IFLA_BOND_FAIL_OVER_MAC: u16 = 13;
 const IFLA_BOND_XMIT_HASH_POLICY: u16 = 14;
 const IFLA_BOND_ALL_SLAVES_ACTIVE: u16 = 17;
+const IFLA_BOND_MIN_LINKS: u16 = 18;
+const IFLA_BOND_AD_LACP_RATE: u16 = 21;
 const IFLA_BOND_TLB_DYNAMIC_LB: u16 = 27;
 const IFLA_TUN_OWNER: u16 = 1;
 const IFLA_TUN_GROUP: u16 = 2;
@@ -82,6 +84,9 @@ pub const BOND_MODES: [&str; 7] = [
 pub const BOND_HASH_POLICIES: [&str; 6] =
     ["layer2", "layer3+4", "layer2+3", "encap2+3", "encap3+4", "vlan+srcmac"];
 
+/// How often an LACP partner is to send, by their numbers in `linux/if_bonding.h`.
+pub const BOND_LACP_RATES: [&str; 2] = ["slow", "fast"];
+
 /// The settings of a bond. `None` leaves a setting of a new bond to the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BondSettings {
@@ -98,6 +103,10 @@ pub struct BondSettings {
     pub all_slaves_active: Option<u8>,
     /// Whether flows move between the ports by their load (1), with balance-tlb and balance-alb.
     pub tlb_dynamic_lb: Option<u8>,
+    /// An index of [`BOND_LACP_RATES`], with 802.3ad.
+    pub lacp_rate: Option<u8>,
+    /// The number of ports with a carrier below which the bond has none, with 802.3ad.
+    pub min_links: Option<u32>,
 }
 
 impl BondSettings {
@@ -115,6 +124,8 @@ impl BondSettings {
         data.extend(self.xmit_hash_policy.map(|policy| InfoBond::XmitHashPolicy(policy.into())));
         data.extend(self.all_slaves_active.map(|active| InfoBond::AllPortsActive(active.into())));
         data.extend(self.tlb_dynamic_lb.map(|dynamic| InfoBond::TlbDynamicLb(dynamic == 1)));
+        data.extend(self.lacp_rate.map(|rate| InfoBond::AdLacpRate(rate.into())));
+        data.extend(self.min_links.map(InfoBond::MinLinks));
         data
     }
 }
@@ -233,16 +244,16 @@ pub(super) fn parse_macvlan(data: ReplyAttribute<'_>) -> MacvlanInfo {
 
 pub(super) fn parse_bond(data: ReplyAttribute<'_>) -> BondSettings {
     let number = |kind| data.find_nested(kind).and_then(ReplyAttribute::to_u8);
+    let long = |kind| data.find_nested(kind).and_then(ReplyAttribute::to_u32);
     BondSettings {
         mode: number(IFLA_BOND_MODE).unwrap_or_default(),
-        miimon: data
-            .find_nested(IFLA_BOND_MIIMON)
-            .and_then(ReplyAttribute::to_u32)
-            .unwrap_or_default(),
+        miimon: long(IFLA_BOND_MIIMON).unwrap_or_default(),
         fail_over_mac: number(IFLA_BOND_FAIL_OVER_MAC).unwrap_or_default(),
         xmit_hash_policy: number(IFLA_BOND_XMIT_HASH_POLICY),
         all_slaves_active: number(IFLA_BOND_ALL_SLAVES_ACTIVE),
         tlb_dynamic_lb: number(IFLA_BOND_TLB_DYNAMIC_LB),
+        lacp_rate: number(IFLA_BOND_AD_LACP_RATE),
+        min_links: long(IFLA_BOND_MIN_LINKS),
     }
 }
 
@@ -271,6 +282,8 @@ mod tests {
             xmit_hash_policy: Some(4),
             all_slaves_active: Some(1),
             tlb_dynamic_lb: Some(0),
+            lacp_rate: Some(1),
+            min_links: Some(2),
         };
         let attributes = settings.to_attributes();
         let mut bytes = vec![0; attributes.as_slice().buffer_len()];
@@ -289,6 +302,8 @@ mod tests {
             attribute(14, &[4]),
             attribute(17, &[1]),
             attribute(27, &[0]),
+            attribute(21, &[1]),
+            attribute(18, &2_u32.to_ne_bytes()),
         ];
         assert_eq!(bytes, expected.concat());
         let data = ReplyAttribute { kind: nix::libc::IFLA_INFO_DATA, value: &bytes };

@@ -64,7 +64,9 @@ pub use self::events::{LossEvents, WaitOutcome};
 pub use self::fdb::FdbEntry;
 pub use self::link::{Link, OperationalState, ParentDevice};
 pub use self::link_change::{LinkChange, OnOffSetting};
-pub use self::link_info::{BOND_HASH_POLICIES, BOND_MODES, BondSettings, IpvlanMode, MacvlanMode};
+pub use self::link_info::{
+    BOND_HASH_POLICIES, BOND_LACP_RATES, BOND_MODES, BondSettings, IpvlanMode, MacvlanMode,
+};
 pub use self::mac::MacAddress;
 pub use self::new_link::{LinkKind, NewLink, VethPeer};
 pub use self::route::{KernelRoute, MultipathHop, RT_TABLE_MAIN, RouteAddMode, RouteFilter};

@@ -63,8 +63,10 @@ impl TapArgs {
             match key {
                 "TC_REDIRECT_TAP_NAME" if value.is_empty() => args.name = None,
                 "TC_REDIRECT_TAP_NAME" => {
+                    // The original cuts a name at the kernel's limit.
+                    let name = value.get(..InterfaceName::MAX_LENGTH).unwrap_or(value);
                     let name =
-                        InterfaceName::parse(value).map_err(|e| e.with_code(ErrorCode::INTERNAL));
+                        InterfaceName::parse(name).map_err(|e| e.with_code(ErrorCode::INTERNAL));
                     args.name = Some(name.context(|| format!("ARGS: invalid pair \"{pair}\""))?);
                 }
                 "TC_REDIRECT_TAP_UID" => args.owner = id()?,
@@ -121,6 +123,7 @@ impl Plugin for TcRedirectTap {
         let inside = ContainerNetns::open_in(netns)?;
         let netlink = &inside.netlink;
         let link = inside.require_link(req.ifname.as_str())?;
+        let addresses = machine_addresses(prev, &req.ifname, conf.all_addresses)?;
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let existing = find_redirected_tap(netlink, &link, &owner)?;
 
@@ -152,7 +155,7 @@ impl Plugin for TcRedirectTap {
         }
         let mut result = prev.clone();
         let reported = Link { mtu: cx.reported_mtu(link.mtu), ..link.clone() };
-        add_machine(&mut result, req, &reported, &tap, conf.all_addresses);
+        add_machine(&mut result, req, &reported, &tap, addresses);
         undo.commit();
         Ok(result)
     }
@@ -259,24 +262,37 @@ fn find_redirected_tap(
     Ok(own)
 }
 
+/// The addresses of the container's interface that the machine's interface gets: one, preferably
+/// of IPv4, or all. Addresses that name no interface are those of the only one, as in results of
+/// Cilium. Fails if the machine would have none, although the container has some.
+fn machine_addresses(prev: &CniResult, ifname: &InterfaceName, all: bool) -> Result<Vec<IpConfig>> {
+    let is_own =
+        |entry: &ResultInterface| entry.name == ifname.as_str() && !entry.sandbox.is_empty();
+    let own = prev.interfaces.iter().position(is_own).and_then(|own| i64::try_from(own).ok());
+    let mut ips = prev.ips.clone();
+    if ips.iter().any(|ip| ip.interface.is_some()) {
+        ips.retain(|ip| own.is_some() && ip.interface == own);
+    }
+    if ips.is_empty() && !prev.ips.is_empty() {
+        let msg = format!("no address of prevResult is one of \"{ifname}\": the machine has none");
+        return Err(Error::internal(msg)
+            .with_details("CNI_IFNAME must name the interface whose network the machine gets"));
+    }
+    if !all {
+        let v4 = ips.iter().position(|ip| ip.address.addr().is_ipv4());
+        ips = ips.into_iter().skip(v4.unwrap_or_default()).take(1).collect();
+    }
+    Ok(ips)
+}
+
 /// Adds the tap device and the machine's interface with its addresses.
 fn add_machine(
     result: &mut CniResult,
     req: &AddRequest,
     link: &Link,
     tap: &Link,
-    all_addresses: bool,
+    ips: Vec<IpConfig>,
 ) {
-    let index = result
-        .interfaces
-        .iter()
-        .position(|entry| entry.name == link.name && !entry.sandbox.is_empty());
-    let mut ips: Vec<IpConfig> =
-        index.into_iter().flat_map(|i| result.ips_of_interface(i)).cloned().collect();
-    if !all_addresses {
-        let v4 = ips.iter().position(|ip| ip.address.addr().is_ipv4());
-        ips = ips.into_iter().skip(v4.unwrap_or_default()).take(1).collect();
-    }
     result
         .interfaces
         .push(ResultInterface { mtu: link.mtu, ..veth::interface_entry(tap, &req.sandbox.path) });

@@ -184,16 +184,8 @@ fn check_reports_changed_limits() {
 #[test]
 fn refusals_change_nothing() {
     let pod = SUBJECT.pod("1.1.0");
-    let foreign = json!({"cniVersion": "1.1.0", "interfaces": [{"name": "vethx"},
-        {"name": "eth0", "sandbox": pod.container.path()}]});
     for (keys, code, msg) in [
         (json!({"prevResult": null}), 999, "must be called as chained plugin"),
-        (json!({"prevResult": {"cniVersion": "1.1.0"}}), 999, "no interfaces provided"),
-        (
-            json!({"prevResult": foreign}),
-            999,
-            "no veth peer of container interface found in host ns",
-        ),
         (json!({"ingressBurst": 0}), 7, "if rate is set, burst must also be set"),
         (json!({"egressRate": null}), 7, "if burst is set, rate must also be set"),
         (json!({"egressBurst": 34_359_738_368_u64}), 7, "burst cannot be more than 4GB"),
@@ -230,6 +222,27 @@ fn refusals_change_nothing() {
     net.add(&pod.container);
     net.with(&json!({"ingressBurst": 0})).del(&pod.container);
     pod.assert_as(&before, "DEL with bad limits");
+}
+
+/// Plugins of other projects list no interfaces, only the container's, or the host's with a
+/// `sandbox`.
+#[test]
+fn the_pair_is_shaped_whatever_interfaces_the_result_lists() {
+    let pod = SUBJECT.pod("1.1.0");
+    let end = end(&pod);
+    let before = pod.state();
+    let inside = json!({"name": "eth0", "sandbox": pod.container.path()});
+    for interfaces in [json!([]), json!([inside]), json!([{"name": end, "sandbox": "eth0"}])] {
+        let ips = json!([{"address": "10.1.2.2/24"}]);
+        let prev = json!({"cniVersion": "1.1.0", "interfaces": interfaces, "ips": ips});
+        let net = pod.net(&json!({"prevResult": prev}));
+        let result = net.add(&pod.container);
+        assert_eq!(bucket(&pod, &end)[0], "tbf", "{interfaces}");
+        assert_eq!(redirects(&pod), [IFB], "{interfaces}");
+        net.check(&pod.container, &result).ok();
+        net.with(&json!({"prevResult": result})).del(&pod.container);
+        pod.assert_as(&before, &interfaces.to_string());
+    }
 }
 
 #[test]

@@ -143,6 +143,10 @@ fn the_bond_has_the_configured_settings() {
         ),
         (json!({"mode": "broadcast", "allSlavesActive": "0"}), json!({"all_slaves_active": 0})),
         (
+            json!({"mode": "802.3ad", "lacpRate": "fast", "minLinks": 2}),
+            json!({"ad_lacp_rate": "fast", "min_links": 2}),
+        ),
+        (
             json!({"mode": "802.3ad", "xmitHashPolicy": "vlan+srcmac"}),
             json!({"xmit_hash_policy": "vlan+srcmac"}),
         ),

@@ -178,6 +178,21 @@ fn traffic_flows_in_both_directions() {
 }
 
 #[test]
+fn add_announces_the_addresses_once_the_other_side_forwards() {
+    let (node, container) = (Node::new(), Container::new());
+    plug(&node);
+    node.sh(
+        "ip link add br0 type bridge; ip link set br0 up; ip link add out0 type veth peer name out1
+             ip link set out1 up; ip link set out1 master br0; ip link set out0 up
+             ip addr flush dev far0; ip link set far0 master br0; ip addr add 10.1.2.1/24 dev out0",
+    );
+    node.sh(&format!("ip neigh replace {} lladdr 02:00:00:00:00:01 dev out0 nud stale", FIRST[0]));
+    simple(&node, &json!({})).add(&container);
+    let known = || node.ip(&format!("neigh show {} dev out0", FIRST[0]))[0]["lladdr"] == MAC;
+    eventually("the address was not announced", known);
+}
+
+#[test]
 fn use_interface_network_moves_addresses_and_routes() {
     let node = Node::new();
     plug(&node);

@@ -90,11 +90,6 @@ fn wrong_input_changes_nothing() {
             ),
             "",
         ),
-        (
-            format!("{NAME}=a-name-of-16-chr"),
-            format!("ARGS: invalid pair \"{NAME}=a-name-of-16-chr\": interface name is too long"),
-            "",
-        ),
         (NAME.to_owned(), format!("ARGS: invalid pair \"{NAME}\""), ""),
     ] {
         for verb in ["ADD", "CHECK"] {
@@ -107,6 +102,13 @@ fn wrong_input_changes_nothing() {
     pod.is_refused(&pod.bare("ADD"), (999, "must be called as a chained plugin"));
     pod.is_refused(&pod.bare("CHECK"), (999, "Required prevResult missing"));
     pod.is_refused(&pod.call("ADD").ifname("eth7"), (999, "link \"eth7\" not found"));
+    let mut prev = pod.prev.clone();
+    prev["ips"].as_array_mut().unwrap().iter_mut().for_each(|ip| ip["interface"] = json!(0));
+    let call = pod.call_with("ADD", &json!({"prevResult": prev}));
+    pod.is_refused(
+        &call,
+        (999, "no address of prevResult is one of \"eth0\": the machine has none"),
+    );
     for keys in
         [json!({"multiQueue": 1}), json!({"vnetHdr": "yes"}), json!({"allAddresses": "one"})]
     {
@@ -117,6 +119,32 @@ fn wrong_input_changes_nothing() {
     pod.assert_as(&pod.before, "wrong input");
     let wrong = pod.call_with("STATUS", &json!({"multiQueue": 1})).without("CNI_NETNS");
     assert!(wrong.run().status != Some(0));
+}
+
+/// Cilium names no interface of its addresses.
+#[test]
+fn addresses_without_an_interface_are_the_machines() {
+    for interfaces in [true, false] {
+        let pod = SUBJECT.pod("1.0.0");
+        let mut prev = pod.prev.clone();
+        for ip in prev["ips"].as_array_mut().unwrap() {
+            ip.as_object_mut().unwrap().remove("interface");
+        }
+        if !interfaces {
+            prev.as_object_mut().unwrap().remove("interfaces");
+        }
+        let last = pod.call_with("ADD", &json!({"prevResult": prev})).result();
+        let of_machine = |ip: &&Value| {
+            let index = ip["interface"].as_u64().and_then(|index| usize::try_from(index).ok());
+            index.is_some_and(|index| last["interfaces"][index]["sandbox"] == "c1")
+        };
+        let ips: Vec<_> = last["ips"].as_array().unwrap().iter().filter(of_machine).collect();
+        assert_eq!(ips.len(), 1, "{last}");
+        assert_eq!(ips[0]["address"], prev["ips"][0]["address"]);
+        check(&pod, &last).ok();
+        pod.call_with("DEL", &json!({"prevResult": last})).ok();
+        pod.assert_settles_as(&pod.before, "no interface of the addresses");
+    }
 }
 
 #[test]

@@ -5,11 +5,14 @@ mod backups;
 mod permission;
 mod reference;
 
+use std::process::Command;
+
 use serde_json::{Value, json};
 
 use crate::support::chained::{Pod, Subject};
-use crate::support::net::{Net, merged};
-use crate::support::node::{Container, Node, VERSIONS};
+use crate::support::net::{FIRST, GATEWAYS, Net, merged};
+use crate::support::node::{Container, Node, VERSIONS, eventually};
+use crate::support::traffic::Place;
 
 const MAC: &str = "02:00:00:00:00:2a";
 
@@ -36,9 +39,10 @@ const SUBJECT: Subject = Subject {
         {
             if interface["name"] == "eth0" {
                 interface["mac"] = json!(MAC);
-                if version >= "1.1.0" {
-                    interface["mtu"] = json!(1400);
-                }
+            }
+            // Of both ends of the pair.
+            if version >= "1.1.0" {
+                interface["mtu"] = json!(1400);
             }
         }
     },
@@ -117,6 +121,82 @@ fn every_attribute_may_come_from_keys_or_args() {
             net.del(&pod.container);
             assert_eq!(attribute(&pod, name), before, "{name} from {source}");
         }
+    }
+}
+
+/// Whether a packet of `size` bytes that may not be fragmented is answered.
+fn is_answered(place: &impl Place, target: &str, size: u32) -> bool {
+    let arguments = ["-c1", "-W1", "-M", "do", "-s", &(size - 28).to_string(), target];
+    place.within(|| Command::new("ping").args(arguments).output().unwrap().status.success())
+}
+
+#[test]
+fn both_ends_of_a_pair_get_the_mtu() {
+    for mtu in [9000, 1400] {
+        let pod = SUBJECT.pod("1.1.0");
+        let net = bare(&pod, &json!({"mtu": mtu}));
+        let outcome = net.on("ADD", &pod.container).run();
+        assert_eq!((outcome.status, outcome.stderr.as_str()), (Some(0), ""));
+        assert!(is_answered(&pod.container, GATEWAYS[0], mtu), "{mtu}");
+        assert!(
+            is_answered(&pod.node, FIRST[0], mtu) && !is_answered(&pod.node, FIRST[0], mtu + 1)
+        );
+        net.del(&pod.container);
+        pod.assert_settles_as(&pod.before, "DEL");
+    }
+}
+
+#[test]
+fn add_warns_of_an_end_that_cannot_get_the_mtu() {
+    let node = Node::new();
+    let (one, two) = (Container::new(), Container::new());
+    let bridge = Net::new(
+        &node,
+        "bridge",
+        "1.1.0",
+        &json!({"bridge": "br0", "isGateway": true, "ipam": node.host_local(&["10.1.2.0/24"])}),
+    );
+    bridge.on("ADD", &two).id("c2").result();
+    let prev = bridge.add(&one);
+    let tuning = |mtu: u32| {
+        let keys = json!({"mtu": mtu, "prevResult": prev, "dataDir": node.state("tuning")});
+        let outcome = Net::new(&node, "tuning", "1.1.0", &keys).on("ADD", &one).run();
+        assert_eq!(outcome.status, Some(0), "{outcome:?}");
+        outcome.stderr
+    };
+    for mtu in [1400, 9000] {
+        let said = tuning(mtu);
+        assert!(said.contains(&format!("mtu {mtu} of \"eth0\": \"br0\" has 1500")), "{said}");
+        assert_eq!(node.ip("link show br0")[0]["mtu"], 1500, "the others'");
+    }
+    assert!(is_answered(&one, "10.1.2.1", 9000), "the host's end follows");
+    assert_eq!(tuning(1500), "");
+
+    // A pair whose other end is in a third namespace.
+    let third = Container::new();
+    third.sh("ip link add far type veth peer name net1");
+    third.sh(&format!("ip link set net1 netns {}", one.path()));
+    let keys = json!({"mtu": 1400, "prevResult": prev, "dataDir": node.state("tuning")});
+    let net = Net::new(&node, "tuning", "1.1.0", &keys);
+    let outcome = net.on("ADD", &one).ifname("net1").run();
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    assert!(outcome.stderr.contains("the other end is not on the host"), "{outcome:?}");
+}
+
+#[test]
+fn a_new_mac_is_announced_behind_any_plugin() {
+    let pod = SUBJECT.pod("1.1.0");
+    let end = pod.prev["interfaces"][0]["name"].as_str().unwrap();
+    pod.container.set_sysctl("net/ipv4/conf/eth0/arp_notify", "0");
+    pod.container.set_sysctl("net/ipv6/conf/eth0/ndisc_notify", "0");
+    for target in FIRST {
+        pod.node
+            .sh(&format!("ip neigh replace {target} lladdr 02:00:00:00:00:01 dev {end} nud stale"));
+    }
+    bare(&pod, &json!({"mac": MAC})).add(&pod.container);
+    for target in FIRST {
+        let known = || pod.node.ip(&format!("neigh show {target} dev {end}"))[0]["lladdr"] == MAC;
+        eventually(&format!("{target} was not announced"), known);
     }
 }
 
@@ -389,10 +469,10 @@ fn a_failing_add_leaves_nothing_at_any_system_call() {
             // the state before.
             let mut keys = (ATTRIBUTES.keys)(node);
             keys["sysctl"] =
-                json!({"net.ipv4.conf.IFNAME.arp_notify": "0", "net.core.somaxconn": "4096"});
+                json!({"net.ipv4.conf.IFNAME.arp_filter": "0", "net.core.somaxconn": "4096"});
             keys
         },
-        sysctls: &["net/ipv4/conf/eth0/arp_notify", "net/core/somaxconn"],
+        sysctls: &["net/ipv4/conf/eth0/arp_filter", "net/core/somaxconn"],
         ..SUBJECT
     };
     WITH_PARAMETERS.no_add_leaves_anything(&["open", "write", "rename", "RTM_NEWLINK"]);

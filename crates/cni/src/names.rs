@@ -12,7 +12,7 @@ pub struct ContainerId(String);
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NetworkName(String);
 
-/// A name of a network interface that the kernel accepts: 1 to 15 bytes (`IFNAMSIZ`).
+/// A name of a network interface that the kernel accepts: 1 to 15 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InterfaceName(String);
 
@@ -60,6 +60,9 @@ impl NetworkName {
 }
 
 impl InterfaceName {
+    /// The longest name, in bytes: `IFNAMSIZ` without the terminating zero.
+    pub const MAX_LENGTH: usize = 15;
+
     /// Checks `text`; code 4 if it is invalid.
     ///
     /// ```
@@ -71,7 +74,7 @@ impl InterfaceName {
         if text.is_empty() {
             return refuse("interface name is empty");
         }
-        if text.len() > 15 {
+        if text.len() > Self::MAX_LENGTH {
             return refuse("interface name is too long")
                 .map_err(|e| e.with_details("interface name should be less than 16 characters"));
         }

@@ -48,9 +48,16 @@ fn a_bond_is_created_with_its_settings_and_read() {
             xmit_hash_policy: Some(mode.min(5)),
             all_slaves_active: Some(1),
             tlb_dynamic_lb: (mode >= 5).then_some(0),
+            lacp_rate: (mode == 4).then_some(1),
+            min_links: (mode == 4).then_some(2),
         };
         let found = add(&format!("b{number}"), wanted);
-        let expected = BondSettings { tlb_dynamic_lb: found.tlb_dynamic_lb, ..wanted };
+        let expected = BondSettings {
+            tlb_dynamic_lb: found.tlb_dynamic_lb,
+            lacp_rate: wanted.lacp_rate.or(found.lacp_rate),
+            min_links: wanted.min_links.or(found.min_links),
+            ..wanted
+        };
         assert_eq!((found, found.mode_name()), (expected, *name));
         assert!(mode < 5 || found.tlb_dynamic_lb == Some(0));
     }

@@ -63,7 +63,7 @@ impl Plugin for Bandwidth {
             return Ok(result);
         }
         let host = cx.host_netlink()?;
-        let end = find_host_end(host, req.sandbox.open_netns()?, &req.ifname, &result)?;
+        let end = find_host_end(host, req.sandbox.open_netns()?, &req.ifname)?;
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let former = limits.ingress.map(|_| shape::read_bucket(host, &end)).transpose()?.flatten();
         warn_of_small_buckets(&limits, &end);
@@ -106,12 +106,12 @@ impl Plugin for Bandwidth {
 
     fn check(cx: &CallContext<'_>, conf: &BandwidthConfig, req: &CheckRequest) -> Result<()> {
         let limits = conf.resolve_limits()?;
-        let prev = require_prev_result(req.prev.as_ref(), "must be called as a chained plugin")?;
+        require_prev_result(req.prev.as_ref(), "must be called as a chained plugin")?;
         if limits == BandwidthLimits::default() {
             return Ok(());
         }
         let host = cx.host_netlink()?;
-        let end = find_host_end(host, req.sandbox.open_netns()?, &req.ifname, prev)?;
+        let end = find_host_end(host, req.sandbox.open_netns()?, &req.ifname)?;
         if let Some(bucket) = limits.ingress {
             shape::verify_bucket(host, &end, bucket)?;
         }
@@ -171,16 +171,8 @@ impl Plugin for Bandwidth {
     }
 }
 
-/// The host's end of the container's veth pair, which the result must list.
-fn find_host_end(
-    host: &Netlink,
-    netns: &Netns,
-    ifname: &InterfaceName,
-    prev: &CniResult,
-) -> Result<Link> {
-    if prev.interfaces.is_empty() {
-        return Err(Error::internal("no interfaces provided"));
-    }
+/// The host's end of the container's veth pair. The results of some plugins do not list it.
+fn find_host_end(host: &Netlink, netns: &Netns, ifname: &InterfaceName) -> Result<Link> {
     let inside = ContainerNetns::open_in(netns)?;
     let link = inside.netlink.find_link(ifname.as_str())?;
     let no_peer = |why: &str| {
@@ -193,12 +185,8 @@ fn find_host_end(
     let link = link.ok_or_else(|| no_peer("Link not found"))?;
     let peer = link.link.filter(|_| link.kind.as_deref() == Some("veth"));
     let peer = peer.ok_or_else(|| no_peer("it is not a veth"))?;
-    let end = peer::find_host_end(host, &inside, &link)?
-        .ok_or_else(|| Error::internal(format!("veth peer with index {peer} is not in host ns")))?;
-    if prev.interfaces.iter().any(|i| i.sandbox.is_empty() && i.name == end.name) {
-        return Ok(end);
-    }
-    Err(Error::internal("no veth peer of container interface found in host ns"))
+    peer::find_host_end(host, &inside, &link)?
+        .ok_or_else(|| Error::internal(format!("veth peer with index {peer} is not in host ns")))
 }
 
 fn warn_of_small_buckets(limits: &BandwidthLimits, end: &Link) {

@@ -6,7 +6,9 @@ use serde::Deserialize;
 
 use super::{BondConfig, BondLink};
 use crate::iface::child;
-use crate::netlink::{BOND_HASH_POLICIES, BOND_MODES, BondSettings, Link, MacAddress};
+use crate::netlink::{
+    BOND_HASH_POLICIES, BOND_LACP_RATES, BOND_MODES, BondSettings, Link, MacAddress,
+};
 use cni::error::{Error, Result};
 
 /// The interval of the kernel's documentation, in ms.
@@ -18,6 +20,7 @@ const MTU_LIMITS: [i64; 2] = [68, 65535];
 
 /// The modes by their place in [`BOND_MODES`].
 const ACTIVE_BACKUP: u8 = 1;
+const LACP: u8 = 4;
 const BALANCE_TLB: u8 = 5;
 const BALANCE_ALB: u8 = 6;
 
@@ -76,6 +79,9 @@ impl BondPlan {
         let policy = policy
             .map(|name| number_of_name("xmitHashPolicy", name, &BOND_HASH_POLICIES))
             .transpose()?;
+        let rate = Some(conf.lacp_rate.as_str()).filter(|name| !name.is_empty());
+        let rate =
+            rate.map(|name| number_of_name("lacpRate", name, &BOND_LACP_RATES)).transpose()?;
         let miimon = NumberOrText(conf.miimon.0.or(Some(DEFAULT_MIIMON)));
         let settings = BondSettings {
             mode,
@@ -84,11 +90,21 @@ impl BondPlan {
             xmit_hash_policy: policy,
             all_slaves_active: conf.all_slaves_active.within("allSlavesActive", [0, 1])?,
             tlb_dynamic_lb: conf.tlb_dynamic_lb.within("tlbDynamicLb", [0, 1])?,
+            lacp_rate: rate,
+            min_links: conf.min_links.within("minLinks", [0, u32::MAX.into()])?,
         };
-        if settings.tlb_dynamic_lb.is_some() && ![BALANCE_TLB, BALANCE_ALB].contains(&mode) {
-            let msg = format!("tlbDynamicLb does not exist in mode \"{}\"", conf.mode);
-            return Err(Error::config(msg)
-                .with_details("it is for \"balance-tlb\" and \"balance-alb\": remove it"));
+        for (key, is_set, modes) in [
+            ("tlbDynamicLb", settings.tlb_dynamic_lb.is_some(), [BALANCE_TLB, BALANCE_ALB]),
+            ("lacpRate", settings.lacp_rate.is_some(), [LACP; 2]),
+            ("minLinks", settings.min_links.is_some(), [LACP; 2]),
+        ] {
+            if is_set && !modes.contains(&mode) {
+                let msg = format!("{key} does not exist in mode \"{}\"", conf.mode);
+                let [first, second] = modes.map(|mode| BOND_MODES[usize::from(mode)]);
+                let other = if first == second { "" } else { &format!(" and \"{second}\"") };
+                let remedy = format!("it is for \"{first}\"{other}: remove it");
+                return Err(Error::config(msg).with_details(remedy));
+            }
         }
         let mtu = NumberOrText(conf.mtu.0.filter(|mtu| *mtu != 0).or(Some(DEFAULT_MTU)));
         let mac = child::requested_mac(&[&conf.runtime_config.mac, mac_of_args, &conf.mac])?;
@@ -132,6 +148,7 @@ impl BondPlan {
         let text = |number: Option<u8>, of: Option<u8>| {
             of.and(number).map(|n| n.to_string()).unwrap_or_default()
         };
+        let least = |settings: BondSettings| wanted.min_links.and(settings.min_links);
         let facts = |settings: BondSettings| {
             [
                 ("mode", settings.mode_name().to_owned()),
@@ -140,6 +157,8 @@ impl BondPlan {
                 ("xmitHashPolicy", text(settings.xmit_hash_policy, wanted.xmit_hash_policy)),
                 ("allSlavesActive", text(settings.all_slaves_active, wanted.all_slaves_active)),
                 ("tlbDynamicLb", text(settings.tlb_dynamic_lb, wanted.tlb_dynamic_lb)),
+                ("lacpRate", text(settings.lacp_rate, wanted.lacp_rate)),
+                ("minLinks", least(settings).map(|n| n.to_string()).unwrap_or_default()),
             ]
         };
         for ((key, found), (_, wanted)) in facts(found).into_iter().zip(facts(wanted)) {
@@ -246,12 +265,22 @@ mod tests {
             r#"{"mode":"broadcast","tlbDynamicLb":1}"#,
             "tlbDynamicLb does not exist in mode \"broadcast\"",
         );
+        refused(
+            r#"{"mode":"active-backup","lacpRate":"fast"}"#,
+            "lacpRate does not exist in mode \"active-backup\"",
+        );
+        refused(
+            r#"{"mode":"active-backup","minLinks":1}"#,
+            "minLinks does not exist in mode \"active-backup\"",
+        );
         for (keys, msg) in [
             (r#","miimon":-1"#, "invalid miimon -1, must be 0 to 65535"),
             (r#","mtu":67"#, "invalid mtu 67, must be 68 to 65535"),
             (r#","failOverMac":3"#, "invalid failOverMac 3, must be 0 to 2"),
             (r#","allSlavesActive":2"#, "invalid allSlavesActive 2, must be 0 to 1"),
             (r#","tlbDynamicLb":"2""#, "invalid tlbDynamicLb 2, must be 0 to 1"),
+            (r#","lacpRate":"1""#, "unknown lacpRate \"1\""),
+            (r#","minLinks":-1"#, "invalid minLinks -1, must be 0 to 4294967295"),
             (r#","xmitHashPolicy":"layer4""#, "unknown xmitHashPolicy \"layer4\""),
             (r#","mac":"x""#, "invalid args x for MAC addr: address x: invalid MAC address"),
         ] {

@@ -71,7 +71,7 @@ pub struct BridgeConfig {
     /// VLANs that reach the container tagged.
     vlan_trunk: Option<Vec<VlanTrunkEntry>>,
     /// Keep the port in the VLAN that the bridge puts new ports in.
-    preserve_default_vlan: bool,
+    preserve_default_vlan: Option<bool>,
     /// Drop frames with a source MAC that is not the container's.
     macspoofchk: bool,
     /// Wait for the end of duplicate address detection for IPv6.
@@ -166,7 +166,7 @@ impl Plugin for Bridge {
         if !conf.disable_container_interface {
             configure::wait_for_carrier(host, &port).context(|| "bridge port in error state")?;
             if !result.ips.is_empty() {
-                configure::announce_addresses(&inside, &link);
+                configure::announce_addresses(&inside.netlink, &link);
             }
         }
         // As late as possible, because other containers may use the addresses that `forceAddress`
@@ -387,7 +387,7 @@ fn configure_container(
         }
         return configure::set_link_up(inside, link);
     }
-    configure::enable_announcements(inside, link);
+    configure::enable_announcements(&inside.netlink, link);
     // Without duplicate address detection, only `ndisc_notify` informs neighbours that an address
     // has moved.
     let (style, ipv6): (_, &[_]) = if conf.enabledad {

@@ -194,10 +194,12 @@ pub(super) fn add_gateway(host: &Netlink, bridge: &SharedBridge, gateway: IpNet)
     }
 }
 
-/// IPv4: a bridge has one address. IPv6: several, unless their subnets overlap.
+/// IPv4: a bridge has one address. IPv6: several, unless their subnets overlap, which those of
+/// link-local addresses always do: the kernel adds one to each link.
 fn addresses_conflict(present: &IpNet, gateway: &IpNet) -> bool {
     match (present, gateway) {
         (IpNet::V4(_), IpNet::V4(_)) => true,
+        (IpNet::V6(present), _) if present.addr().is_unicast_link_local() => false,
         (IpNet::V6(_), IpNet::V6(_)) => networks_overlap(present, gateway),
         _ => false,
     }
@@ -238,6 +240,7 @@ mod tests {
         assert!(addresses_conflict(&net("10.0.0.1/8"), &net("192.168.0.1/24")));
         assert!(addresses_conflict(&net("2001:db8::1/64"), &net("2001:db8::2/64")));
         assert!(!addresses_conflict(&net("2001:db8:1::1/64"), &net("2001:db8:2::1/64")));
-        assert!(!addresses_conflict(&net("fe80::1/64"), &net("10.0.0.1/8")));
+        assert!(!addresses_conflict(&net("2001:db8::1/64"), &net("10.0.0.1/8")));
+        assert!(!addresses_conflict(&net("fe80::fc/64"), &net("fe80::1/64")));
     }
 }

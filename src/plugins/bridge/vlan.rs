@@ -16,7 +16,8 @@ use cni::error::{Error, ErrorContext, Result};
 
 /// The VLAN IDs of 802.1Q.
 const IDS: RangeInclusive<u16> = 1..=4094;
-/// The native VLAN of a port with `vlanTrunk` and without `vlan`.
+/// The native VLAN of a port with `vlanTrunk` and without `vlan`, unless `preserveDefaultVlan` is
+/// false.
 const DEFAULT: u16 = 1;
 
 /// One entry of `vlanTrunk`: a VLAN ID, a range, or both.
@@ -54,7 +55,9 @@ impl ConfiguredVlans {
             entry.add_vlan_ids(&mut tagged)?;
         }
         let access = (access != 0).then_some(access);
-        let native = access.or((!tagged.is_empty()).then_some(DEFAULT));
+        // Without the key the port is in VLAN 1, as with the reference.
+        let has_default = !tagged.is_empty() && conf.preserve_default_vlan != Some(false);
+        let native = access.or(has_default.then_some(DEFAULT));
         let mut port = Vec::from_iter(native.map(PortVlanRange::native_vlan));
         // A VLAN that is added tagged is no longer the native one.
         for id in tagged.into_iter().filter(|id| native != Some(*id)) {
@@ -71,7 +74,7 @@ impl ConfiguredVlans {
             filtering: access.is_some() || conf.vlan_trunk.is_some(),
             access,
             port,
-            preserve: conf.preserve_default_vlan,
+            preserve: conf.preserve_default_vlan == Some(true),
         })
     }
 
@@ -232,6 +235,7 @@ mod tests {
         assert_eq!(port(&format!("{{\"vlan\":205,{trunk}}}")), "205/101-101,200-204,206-212,");
         assert_eq!(port(r#"{"vlanTrunk":[{"minID":1,"maxID":4094}]}"#), "1/2-4094,");
         assert_eq!(port(r#"{"vlan":101,"vlanTrunk":[{"id":101}]}"#), "101/");
+        assert_eq!(port(r#"{"preserveDefaultVlan":false,"vlanTrunk":[{"id":101}]}"#), "101-101,");
         assert!(!vlans("{}").unwrap().filtering && vlans(r#"{"vlanTrunk":[]}"#).unwrap().filtering);
     }
 }

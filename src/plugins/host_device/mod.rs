@@ -28,7 +28,7 @@ use crate::framework::{
     Rollback, delete_and_release,
 };
 use crate::iface::child::{self, CheckedLink};
-use crate::iface::{ContainerNetns, verify};
+use crate::iface::{ContainerNetns, configure, verify};
 use crate::netlink::Link;
 use cni::error::{Error, ErrorCode, ErrorContext, Result};
 use cni::{CniResult, ResultInterface};
@@ -119,6 +119,9 @@ impl Plugin for HostDevice {
         result.ips.append(&mut network.ips);
         let link = child::complete_link(&inside, &req.ifname, &req.sandbox.path, &mut result)?;
         network.add_routes(&inside, &link, &mut result)?;
+        if !result.ips.is_empty() {
+            configure::announce_when_ready(&inside.netlink, &link)?;
+        }
         let pci = device.parent.as_ref().and_then(|parent| sysfs.find_pci_id(parent));
         let pci = pci.or_else(|| selector.pci_function().map(str::to_owned));
         result.interfaces[0].pci_id = pci.unwrap_or_default();

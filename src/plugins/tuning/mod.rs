@@ -28,8 +28,8 @@ use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback,
     require_prev_result,
 };
-use crate::iface::mtu;
-use crate::netlink::{MacAddress, Netlink};
+use crate::iface::{ContainerNetns, configure, mtu};
+use crate::netlink::{Link, MacAddress, Netlink};
 use crate::netns::Netns;
 use cni::config::{Args, MacConfig};
 use cni::error::{Error, ErrorContext, Result};
@@ -151,6 +151,16 @@ impl Plugin for Tuning {
         };
         let (file, ifname) = (BackupFile::new(&dir, &owner), &req.ifname);
         netns.run_inside(|| plan.apply_changes(ifname, &file, &owner))??;
+        let host_end = plan.attributes.mtu.and_then(|mtu| {
+            let end = set_mtu_of_host_end(cx, netns, ifname, mtu);
+            end.inspect_err(|error| warn!("{error}")).ok().flatten()
+        });
+        if let Some(end) = host_end {
+            let entries = result.interfaces.iter_mut();
+            entries
+                .filter(|entry| entry.name == end.name && entry.sandbox.is_empty())
+                .for_each(|entry| entry.mtu = cx.reported_mtu(end.mtu));
+        }
         for interface in result
             .interfaces
             .iter_mut()
@@ -195,6 +205,10 @@ impl Plugin for Tuning {
                 link.map_or(Ok(()), |link| backup.original.restore_on_link(&netlink, &link))
             });
             let restored = restored.unwrap_or_else(|e| Err(e.into()));
+            if let Some(mtu) = backup.original.mtu {
+                set_mtu_of_host_end(cx, netns, &req.ifname, mtu)
+                    .map_or_else(|error| debug!("{error}"), drop);
+            }
             if let Err(error) = restored.context(|| format!("restore \"{}\"", req.ifname)) {
                 if !backup.extra.tried {
                     backup.extra.tried = true;
@@ -223,6 +237,18 @@ impl Plugin for Tuning {
         }
         cx.usable_host_netlink().map(drop)
     }
+}
+
+/// See [`mtu::set_on_host_end`].
+fn set_mtu_of_host_end(
+    cx: &CallContext<'_>,
+    netns: &Netns,
+    ifname: &InterfaceName,
+    mtu: u32,
+) -> Result<Option<Link>> {
+    let inside = ContainerNetns::open_in(netns)?;
+    let link = inside.require_link(ifname.as_str())?;
+    mtu::set_on_host_end(cx.host_netlink()?, &inside, &link, mtu)
 }
 
 /// Warns if the interface has a DHCP lease, which is for the MAC `former` that an earlier plugin
@@ -335,6 +361,9 @@ impl TuningPlan {
             set.context(|| format!("tune \"{ifname}\""))?;
         }
         undo.commit();
+        if let (Some(mac), Some((netlink, link))) = (attributes.mac, link) {
+            configure::announce_once(&netlink, &Link { mac: Some(mac), ..link });
+        }
         Ok(())
     }
 

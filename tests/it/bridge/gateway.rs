@@ -147,6 +147,28 @@ fn force_address_replaces_conflicting_addresses_only() {
     }
 }
 
+/// Each link has a link-local address of the kernel, and the subnets of all are the same.
+#[test]
+fn a_link_local_gateway_conflicts_with_no_address() {
+    let node = Node::new();
+    node.sh("ip link add up0 type dummy 2>/dev/null || ip link add up0 type veth peer name up1
+             ip link set up0 up");
+    for (index, gateway) in ["fe80::1", "fe80::2"].iter().enumerate() {
+        let subnet = format!("2001:db8:{index}::/64");
+        let mut ipam = node.host_local(&[]);
+        ipam["ranges"] = json!([[{"subnet": subnet, "gateway": gateway}]]);
+        let container = Container::new();
+        let net = simple(&node, &json!({"isDefaultGateway": true, "ipam": ipam}));
+        let net = net.with(&json!({"name": format!("net{index}")}));
+        let outcome = net.on("ADD", &container).run();
+        assert_eq!((outcome.status, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
+        let result = serde_json::from_str(&outcome.stdout).unwrap();
+        assert_eq!(container.ip("-6 route show default")[0]["gateway"], *gateway);
+        assert!(container.reaches(&format!("{gateway}%eth0")));
+        net.check(&container, &result).ok();
+    }
+}
+
 #[test]
 fn a_failed_add_removes_no_address_of_the_bridge() {
     let node = Node::new();

@@ -98,6 +98,7 @@ fn a_port_is_in_exactly_the_vlans_that_are_configured() {
             json!({"vlanTrunk": [{"id": 101}, {"minID": 200, "maxID": 210}, {"id": 205}]}),
             &["1 native", "101", "200-210"],
         ),
+        (json!({"vlanTrunk": [{"id": 101}], "preserveDefaultVlan": false}), &["101"]),
         (
             json!({"vlan": 100, "vlanTrunk": [{"id": 101}, {"minID": 200, "maxID": 210}]}),
             &["100 native", "101", "200-210"],

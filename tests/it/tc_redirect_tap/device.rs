@@ -21,6 +21,8 @@ fn the_device_is_as_the_arguments_say() {
         (format!("{UID}=1001;{GID}=1002;OTHER=1"), "tap0", Some(1001), Some(1002)),
         (format!("{UID}=1001"), "tap0", Some(1001), None),
         (format!("{GID}=1002"), "tap0", None, Some(1002)),
+        // Cut, as the original does.
+        (format!("{NAME}=a-name-of-more-than-15"), "a-name-of-more-", Some(0), Some(0)),
     ] {
         let pod = SUBJECT.pod("1.1.0");
         let last = pod.call("ADD").env("CNI_ARGS", &args).result();
