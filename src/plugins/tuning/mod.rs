@@ -205,7 +205,7 @@ impl Plugin for Tuning {
                 link.map_or(Ok(()), |link| backup.original.restore_on_link(&netlink, &link))
             });
             let restored = restored.unwrap_or_else(|e| Err(e.into()));
-            if let Some(mtu) = backup.original.mtu {
+            if let Some(mtu) = backup.original.mtu.filter(|_| restored.is_ok()) {
                 set_mtu_of_host_end(cx, netns, &req.ifname, mtu)
                     .map_or_else(|error| debug!("{error}"), drop);
             }
