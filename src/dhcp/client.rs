@@ -208,6 +208,12 @@ fn call_daemon(
     passing::send_line(&stream, request.encode_line()?.as_bytes(), passed).map_err(no_reply)?;
     let mut line = Vec::new();
     BufReader::new(stream.take(LONGEST)).read_until(b'\n', &mut line).map_err(no_reply)?;
+    if line.starts_with(b"HTTP/") {
+        let msg = "the DHCP daemon is that of the reference plugins";
+        return Err(failed(Error::new(ErrorCode::TRY_AGAIN, msg).with_details(
+            "end it, and start \"dhcp daemon\" of this executable: its containers get new leases",
+        )));
+    }
     if !line.ends_with(b"\n") {
         return Err(no_reply(io::Error::other("unexpected EOF")));
     }

@@ -1,9 +1,9 @@
 //! The directories whose files are trusted, because only root of the node can have written them.
 //!
 //! The author of a configuration names a directory by `dataDir`, whose files decide what DEL does
-//! as root. Their owner proves nothing: without a user namespace uid 0 of a container is also uid 0
-//! of the node, and can create directories with any mode in its volumes. The place is the proof: no
-//! container has [`PLACES`], and only root of the node can replace a directory on the path.
+//! as root: only root may be able to replace or write anything on the path. That is no proof where
+//! containers have files: without a user namespace uid 0 of a container is also uid 0 of the node,
+//! and can create directories with any mode in its volumes. So [`OF_CONTAINERS`] are refused.
 
 use std::ffi::OsString;
 use std::fs::{self, Metadata};
@@ -16,8 +16,33 @@ use nix::unistd::geteuid;
 use super::dir::{OTHERS_WRITE, ensure_directory};
 use cni::error::{Error, Result};
 
-/// The directories of state of CNI plugins; `/var/run` is the former name of `/run`.
-const PLACES: [&str; 3] = ["/run/cni", "/var/run/cni", "/var/lib/cni"];
+/// Where policies are; `/var/run` is the former name of `/run`.
+const OF_POLICIES: [&str; 4] = ["/etc/cni", "/run/cni", "/var/run/cni", "/var/lib/cni"];
+/// Where runtimes, orchestrators and provisioners of volumes have the files of containers, and
+/// where the kernel shows them.
+const OF_CONTAINERS: [&str; 21] = [
+    "/dev",
+    "/opt/local-path-provisioner",
+    "/opt/nomad",
+    "/proc",
+    "/run/containerd",
+    "/run/containers",
+    "/run/crio",
+    "/run/docker",
+    "/run/k3s",
+    "/sys",
+    "/var/lib/containerd",
+    "/var/lib/containers",
+    "/var/lib/docker",
+    "/var/lib/incus",
+    "/var/lib/k0s",
+    "/var/lib/kubelet",
+    "/var/lib/lxc",
+    "/var/lib/lxd",
+    "/var/lib/nomad",
+    "/var/lib/rancher",
+    "/var/snap",
+];
 /// The directories of records whose place no configuration chooses.
 const OWN: [&str; 5] = [
     "/run/cni/bond",
@@ -31,13 +56,13 @@ const STICKY: u32 = 0o1000;
 /// The maximum number of symbolic links on a path, as in the kernel.
 const MOST_LINKS: usize = 40;
 const REMEDY: &str = "its files decide what DEL does as root, so only root may be able to write \
-                      there: name a directory below /run/cni or /var/lib/cni; \"chown root\" and \
-                      \"chmod go-w\" close a directory to others";
+                      there, and no container: name a directory such as /run/cni/tuning; \"chown \
+                      root\" and \"chmod go-w\" close a directory to others";
 
-/// The path of the directory of a `dataDir` without symbolic links, if the directory is below
-/// [`PLACES`], and it and every directory and symbolic link on the way belong to root and cannot be
-/// written or replaced by others. What is missing can be created by root only. Fails with code 7
-/// otherwise.
+/// The path of the directory of a `dataDir` without symbolic links, if the directory and every
+/// directory and symbolic link on the way belong to root and cannot be written or replaced by
+/// others, and it is not one of [`OF_CONTAINERS`]. What is missing can be created by root only.
+/// Fails with code 7 otherwise.
 pub fn resolve_data_dir(path: &Path) -> Result<PathBuf> {
     require_data_dir_path(path)?;
     let refuse = |why: String| {
@@ -50,11 +75,11 @@ pub fn resolve_data_dir(path: &Path) -> Result<PathBuf> {
     if OWN.iter().any(|own| found.starts_with(own)) {
         return Err(refuse(format!("{} is for other records", found.display())));
     }
-    Ok(found)
+    require_data_dir_path(&found).map(|()| found)
 }
 
-/// The path, without symbolic links, of the file `name` in a directory of policies below [`PLACES`]
-/// or `/etc/cni`; only root can write or replace the file. Fails with code 7 otherwise.
+/// The path, without symbolic links, of the file `name` in a directory of policies below
+/// [`OF_POLICIES`]; only root can write or replace the file. Fails with code 7 otherwise.
 pub fn resolve_policy_file(directory: &Path, name: &str) -> Result<PathBuf> {
     let path = directory.join(name);
     let refuse = |why: String| {
@@ -63,10 +88,7 @@ pub fn resolve_policy_file(directory: &Path, name: &str) -> Result<PathBuf> {
              /run/cni or /var/lib/cni",
         )
     };
-    let places = PLACES.iter().chain(&["/etc/cni"]);
-    if !places.into_iter().any(|place| path.starts_with(place))
-        || !path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
-    {
+    if !OF_POLICIES.iter().any(|place| path.starts_with(place)) || !is_plain(&path) {
         return Err(refuse("not below /etc/cni, /run/cni or /var/lib/cni".to_owned()));
     }
     let found = resolve_links(&path).map_err(refuse)?;
@@ -89,13 +111,30 @@ pub fn create_data_dir(path: &Path, mode: u32) -> Result<PathBuf> {
 
 /// The part of [`resolve_data_dir`] that does not look at this node.
 pub fn require_data_dir_path(path: &Path) -> Result<()> {
-    if PLACES.iter().any(|place| path.starts_with(place))
-        && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
+    // The volumes of another root directory of a runtime.
+    let is_volume = |part: Component<'_>| {
+        let name = part.as_os_str().as_encoded_bytes();
+        name == b"volumes" || name.starts_with(b"kubernetes.io~")
+    };
+    let why = if !is_plain(path) {
+        "is not an absolute path without \"..\""
+    } else if OF_CONTAINERS.iter().any(|place| path.starts_with(place))
+        || path.components().any(is_volume)
     {
+        "may be of a container"
+    } else {
         return Ok(());
-    }
-    let msg = format!("dataDir \"{}\" is not below /run/cni or /var/lib/cni", path.display());
+    };
+    let msg = format!("dataDir \"{}\" {why}", path.display());
     Err(Error::config(msg).with_details(REMEDY))
+}
+
+/// Whether the path is absolute, and has neither `..` nor only a root.
+fn is_plain(path: &Path) -> bool {
+    let mut parts = path.components();
+    parts.next() == Some(Component::RootDir)
+        && path.file_name().is_some()
+        && parts.all(|part| matches!(part, Component::Normal(_)))
 }
 
 fn resolve_links(path: &Path) -> Result<PathBuf, String> {
@@ -167,21 +206,28 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     #[test]
-    fn only_state_directories_are_accepted() {
-        for path in ["/run/cni/x", "/var/run/cni/x/y", "/var/lib/cni/x", "/run/cni/./x/"] {
+    fn directories_of_containers_are_refused() {
+        for path in ["/run/cni/x", "/var/run/cni/x/y", "/etc/cni/x", "/run/cni/./x/", "/tmp/x"] {
             require_data_dir_path(Path::new(path)).unwrap();
         }
-        let foreign =
-            ["/run/cnix", "/run/cni/../x", "run/cni/x", "", "/", "/tmp/x", "/opt/run/cni"];
-        for path in foreign {
+        let (no_path, of_container) =
+            ("is not an absolute path without \"..\"", "may be of a container");
+        for (path, why) in [
+            ("/run/cni/../x", no_path),
+            ("run/cni/x", no_path),
+            ("", no_path),
+            ("/", no_path),
+            ("/proc/1/root/x", of_container),
+            ("/var/lib/kubelet/pods/1/volumes/kubernetes.io~empty-dir/x", of_container),
+            ("/data/kubelet/pods/1/volumes/kubernetes.io~empty-dir/x", of_container),
+            ("/srv/docker/volumes/x/_data", of_container),
+        ] {
             let error = require_data_dir_path(Path::new(path)).unwrap_err();
             assert_eq!(error.code(), cni::error::ErrorCode::INVALID_CONFIG, "{path}");
-            let msg = format!("dataDir \"{path}\" is not below /run/cni or /var/lib/cni");
-            assert_eq!(error.message(), msg);
+            assert_eq!(error.message(), format!("dataDir \"{path}\" {why}"));
         }
     }
 
-    /// A directory as if it were below [`PLACES`].
     fn found(path: &Path) -> Result<PathBuf, String> {
         resolve_links(path)
     }

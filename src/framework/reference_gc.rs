@@ -12,7 +12,7 @@ use super::context::CallContext;
 use super::plugin::GcRequest;
 use crate::attachment::Liveness;
 use crate::leases::{DATA_DIR, LeaseListing, LeaseStatus};
-use crate::netlink::{Link, Netlink};
+use crate::netlink::{KernelRoute, Link, RT_TABLE_MAIN, RouteFilter};
 use cni::ValidAttachment;
 use cni::error::{ErrorContext, Result};
 use cni::json::{self, Json};
@@ -32,10 +32,10 @@ pub fn read_network_leases(conf: &Json, network: &str) -> Result<Option<Vec<Leas
 }
 
 /// The host's ends of pairs without a label that may be those of this plugin's attachments.
-struct UnlabelledEnds<'a> {
-    host: &'a Netlink,
+struct UnlabelledEnds {
     links: Vec<Link>,
-    is_bridged: bool,
+    /// The routes of ptp to single addresses; `None` with bridge.
+    host_routes: Option<Vec<KernelRoute>>,
 }
 
 impl<'a> CallContext<'a> {
@@ -78,7 +78,7 @@ impl<'a> CallContext<'a> {
                 Some(ends) => ends,
                 none => none.insert(self.find_unlabelled_ends(plugin)?),
             };
-            if let Some(end) = ends.end_for_address(lease.ip)? {
+            if let Some(end) = ends.end_for_address(lease.ip) {
                 warn!(
                     "GC keeps {lease}: it was made without a label, and \"{}\" may be its \
                      container's link; DEL releases it",
@@ -90,7 +90,7 @@ impl<'a> CallContext<'a> {
         Ok(in_doubt)
     }
 
-    fn find_unlabelled_ends(&self, plugin: &str) -> Result<UnlabelledEnds<'_>> {
+    fn find_unlabelled_ends(&self, plugin: &str) -> Result<UnlabelledEnds> {
         let (host, is_bridged) = (self.host_netlink()?, plugin == "bridge");
         let name = self.net.json.get_present_member("bridge").and_then(Json::as_str);
         let bridge = if is_bridged { host.find_link(name.unwrap_or("cni0"))? } else { None };
@@ -103,7 +103,14 @@ impl<'a> CallContext<'a> {
         if is_bridged && master.is_none() {
             links.clear();
         }
-        Ok(UnlabelledEnds { host, links, is_bridged })
+        let mut host_routes = None;
+        if !is_bridged {
+            let filter = RouteFilter { table: Some(RT_TABLE_MAIN), ..RouteFilter::default() };
+            let mut routes = host.dump_routes(&filter)?;
+            routes.retain(|route| route.dst.prefix_len() == route.dst.max_prefix_len());
+            host_routes = Some(routes);
+        }
+        Ok(UnlabelledEnds { links, host_routes })
     }
 
     /// GC of the IPAM plugin, which gets as valid also the attachments that live and those in
@@ -140,17 +147,12 @@ impl<'a> CallContext<'a> {
     }
 }
 
-impl UnlabelledEnds<'_> {
+impl UnlabelledEnds {
     /// An end through which the address may be reached: with bridge any port, with ptp the device
-    /// of the address's route.
-    fn end_for_address(&self, ip: IpAddr) -> Result<Option<&Link>> {
-        if self.is_bridged {
-            return Ok(self.links.first());
-        }
-        if self.links.is_empty() {
-            return Ok(None);
-        }
-        let oif = self.host.find_route_to(ip, None)?.and_then(|route| route.oif);
-        Ok(self.links.iter().find(|link| Some(link.index) == oif))
+    /// of the route to this address alone. The uplink of a node may be an end of a pair, too.
+    fn end_for_address(&self, ip: IpAddr) -> Option<&Link> {
+        let Some(routes) = &self.host_routes else { return self.links.first() };
+        let oif = routes.iter().find(|route| route.dst.addr() == ip)?.oif;
+        self.links.iter().find(|link| Some(link.index) == oif)
     }
 }

@@ -77,6 +77,9 @@ fn an_address_without_such_a_pair_is_released() {
         if plugin == "bridge" {
             node.sh("ip link set w0 master br0");
         }
+        // The uplink of a node that is a container itself.
+        node.sh("ip addr add 172.18.0.2/16 dev v0; ip link set v0 up");
+        node.sh("ip route add default via 172.18.0.1");
         gc(&net, &[]).ok();
         assert_eq!(net.leases(), [""; 0], "{plugin}");
     }

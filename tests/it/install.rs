@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use cnibox::testing::APPLETS;
 use cnibox::testing::AppletKind;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::compare;
 use crate::support::node::{Call, Node, Outcome, executable, exists};
@@ -376,6 +376,26 @@ fn applets_of_the_former_release_are_removed() {
     json["files"][0]["name"] = "../escaped".into();
     fs::write(&manifest, json.to_string()).unwrap();
     assert!(at.refused(&[]).contains("\"../escaped\" is not a file name"));
+}
+
+/// The reference accepts what is refused here: an operator learns it before the plugins change.
+#[test]
+fn install_warns_of_networks_that_will_be_refused() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    let conf_dir = node.path("net.d");
+    fs::create_dir(&conf_dir).unwrap();
+    let volume = "/var/lib/kubelet/pods/1/volumes/x";
+    let plugins = json!([{"type": "tuning", "mtu": 1400, "dataDir": volume}]);
+    let network = json!({"cniVersion": "1.0.0", "name": "pods", "plugins": plugins});
+    fs::write(conf_dir.join("10-pods.conflist"), network.to_string()).unwrap();
+    for arguments in [["--dry-run"].as_slice(), &[]] {
+        let arguments = [&["--conf-dir", conf_dir.to_str().unwrap()], arguments].concat();
+        let outcome = at.call("install", &arguments).run();
+        assert!(outcome.status.is_some_and(|status| status < 2), "{outcome:?}");
+        let warning = format!("\"tuning\": dataDir \"{volume}\" may be of a container");
+        assert!(outcome.stderr.contains(&warning), "{outcome:?}");
+    }
 }
 
 #[test]

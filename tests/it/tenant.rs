@@ -12,8 +12,8 @@ use crate::support::node::{Container, Node, exists};
 
 /// A volume of a pod: a directory of uid 0 that nobody else can write to.
 fn volume(node: &Node) -> PathBuf {
-    let dir = node.path("volume");
-    fs::create_dir(&dir).unwrap();
+    let dir = node.path("pods/1/volumes/kubernetes.io~empty-dir/data");
+    fs::create_dir_all(&dir).unwrap();
     node.sh(&format!("chmod 755 {}", dir.display()));
     dir
 }
@@ -91,7 +91,7 @@ fn tuning_ignores_backups_in_a_volume() {
     let keys = json!({"dataDir": dir, "mtu": 1400, "prevResult": prev});
     let net = Net::new(&node, "tuning", "1.1.0", &keys);
     let error = net.on("ADD", &container).error();
-    let msg = format!("{} is not below /run/cni or /var/lib/cni", refusal(&dir));
+    let msg = format!("{} may be of a container", refusal(&dir));
     assert_eq!(error.brief(), (7, msg.as_str()));
     assert_eq!(net.call("STATUS", "").error().brief(), (50, msg.as_str()));
     // What needs no backup needs no directory.
@@ -119,7 +119,7 @@ fn flannel_executes_no_plugin_named_in_a_volume() {
     let net = usual.with(&json!({"dataDir": dir}));
     let container = Container::new();
     let error = net.on("ADD", &container).error();
-    let msg = format!("{} is not below /run/cni or /var/lib/cni", refusal(&dir));
+    let msg = format!("{} may be of a container", refusal(&dir));
     assert_eq!(error.brief(), (7, msg.as_str()));
     assert_eq!(net.call("STATUS", "").error().code, 50);
     // An attachment of a release that accepted the directory.
@@ -157,6 +157,8 @@ fn directories_of_other_users_are_refused() {
         "mkdir /run/cni/foreign; ln -s theirs/deep /run/cni/far; ln -s x /run/cni/foreign/link",
     );
     node.sh("chown -h 4711 /run/cni/foreign/link");
+    let place = volume(&node);
+    symlink(&place, "/run/cni/volume").unwrap();
     for (dir, why) in [
         ("/run/cni/open", "\"/run/cni/open\": /run/cni/open can be written by others (mode 775)"),
         ("/run/cni/theirs", "\"/run/cni/theirs\": user 4711 has /run/cni/theirs"),
@@ -164,10 +166,12 @@ fn directories_of_other_users_are_refused() {
         ("/run/cni/far", "\"/run/cni/far\": user 4711 has /run/cni/theirs"),
         ("/run/cni/foreign/link", "\"/run/cni/foreign/link\": user 4711 has /run/cni/foreign/link"),
         ("/run/cni/cnibox/x", "\"/run/cni/cnibox/x\": /run/cni/cnibox/x is for other records"),
-        ("/run/cni/../x", "\"/run/cni/../x\" is not below /run/cni or /var/lib/cni"),
-        ("tuning", "\"tuning\" is not below /run/cni or /var/lib/cni"),
+        ("/run/cni/../x", "\"/run/cni/../x\" is not an absolute path without \"..\""),
+        ("tuning", "\"tuning\" is not an absolute path without \"..\""),
+        ("/run/cni/volume", "\"PLACE\" may be of a container"),
     ] {
         let error = tuning(dir).on("ADD", &container).error();
+        let why = why.replace("PLACE", &place.display().to_string());
         assert_eq!(error.brief(), (7, format!("dataDir {why}").as_str()));
         tuning(dir).del(&container);
         gc(&tuning(dir)).call("GC", "").ok();
@@ -179,6 +183,13 @@ fn directories_of_other_users_are_refused() {
     tuning("/var/run/cni/link/deep").del(&container);
     assert_eq!(container.ip("link show eth0")[0]["mtu"], 1500);
     assert!(!exists(disk.join("deep/c1_eth0.json")));
+
+    // Any other directory of root will do, as for the reference.
+    let anywhere = disk.join("tuning");
+    tuning(&anywhere.display().to_string()).add(&container);
+    assert!(exists(anywhere.join("c1_eth0.json")));
+    tuning(&anywhere.display().to_string()).del(&container);
+    assert_eq!(container.ip("link show eth0")[0]["mtu"], 1500);
 }
 
 #[test]

@@ -386,7 +386,7 @@ fn refusals_change_nothing() {
         (
             json!({"dataDir": "/proc/no/where"}),
             7,
-            "dataDir \"/proc/no/where\" is not below /run/cni or /var/lib/cni",
+            "dataDir \"/proc/no/where\" may be of a container",
         ),
         (
             json!({"allmulti": true, "mtu": 20, "mac": MAC, "txQLen": 5}),
@@ -455,7 +455,7 @@ fn status_reports_what_add_would_refuse() {
         let error = status(json!({"sysctl": {"kernel.x": "1"}})).error();
         assert_eq!(error.brief(), (50, "invalid net sysctl key: \"kernel/x\""));
         let error = status(json!({"dataDir": "/proc/no"})).error();
-        let msg = "dataDir \"/proc/no\" is not below /run/cni or /var/lib/cni";
+        let msg = "dataDir \"/proc/no\" may be of a container";
         assert_eq!(error.brief(), (50, msg));
         pod.assert_as(&before, "STATUS");
     }

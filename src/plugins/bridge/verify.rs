@@ -20,7 +20,7 @@ pub(super) fn check_attachment(
     cx.if_ipam(CallContext::ipam_check)?;
     let prev = req.require_final_result()?;
     let host = cx.host_netlink()?;
-    let bridge = find_verified_bridge(host, conf, prev)?;
+    let bridge = find_verified_bridge(host, plan, prev)?;
     let (index, entry) = verify::find_container_entry(prev, &req.ifname, &req.sandbox.path)?;
     let link = verify::find_container_link(&inside, entry, "veth")?;
     if !conf.disable_container_interface {
@@ -52,7 +52,8 @@ pub(super) fn check_attachment(
     Ok(())
 }
 
-fn find_verified_bridge(host: &Netlink, conf: &BridgeConfig, prev: &CniResult) -> Result<Link> {
+fn find_verified_bridge(host: &Netlink, plan: &BridgePlan<'_>, prev: &CniResult) -> Result<Link> {
+    let conf = plan.conf;
     let name = &conf.bridge;
     let listed = |entry: &&ResultInterface| entry.name == *name && entry.sandbox.is_empty();
     let entry =
@@ -63,7 +64,11 @@ fn find_verified_bridge(host: &Netlink, conf: &BridgeConfig, prev: &CniResult) -
         Error::internal(format!("Interface name {name} not found")).with_details("cnibox repair")
     })?;
     require_bridge(&link)?;
-    verify::require_same_mac(&link, entry)?;
+    // Containers know the MAC of a gateway, which is pinned. That of another bridge may be the
+    // lowest of its ports, and change with them.
+    if plan.gateway && plan.vlans.access.is_none() {
+        verify::require_same_mac(&link, entry)?;
+    }
     verify::require_up(&link, verify::ON_HOST)?;
     verify::require_no_advertisements(&link)?;
     // A packet capture also makes a bridge promiscuous, which is harmless.

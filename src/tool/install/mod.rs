@@ -22,10 +22,12 @@ mod watch;
 use std::env;
 use std::path::Path;
 use std::process::ExitCode;
+use std::slice;
 
 use serde::Serialize;
 
 pub(super) use self::renew::OwnExecutable;
+use super::finding::Severity;
 use super::{ToolCommand, json_text, lint, print_text};
 use crate::files::lock::FileLock;
 use crate::framework::{Applet, AppletTable};
@@ -90,12 +92,23 @@ pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
             return Err(unknown_word_error("applet", unknown, &known));
         }
         let job = InstallJob { options, applets, payload: InstallPayload::read_own()? };
+        warn_of_mistakes(options, table);
         let status = print_report(options, &job.install_files()?)?;
         if let Some(hint) = path_hint(options) {
             print_text(&hint)?;
         }
         Ok(status)
     })
+}
+
+/// Warns of the configured networks that this executable refuses, although the plugins that it
+/// replaces may attach containers to them.
+fn warn_of_mistakes(options: &InstallOptions, table: AppletTable) {
+    if options.conf_dir.exists() {
+        let findings = lint::lint_files(slice::from_ref(&options.conf_dir), table, None);
+        let errors = findings.iter().filter(|finding| finding.severity == Severity::Error);
+        errors.for_each(|error| warn!("{error}"));
+    }
 }
 
 /// The hint to extend `PATH` if the shell does not search the directory.

@@ -142,6 +142,20 @@ fn check_reports_changed_mac_of_bridge_or_host_end() {
     }
 }
 
+/// It follows the lowest MAC of the ports while nobody sets it.
+#[test]
+fn the_mac_of_a_bridge_without_a_gateway_may_change() {
+    let (node, container) = (Node::new(), Container::new());
+    node.sh("ip link add br0 type bridge");
+    let net = simple(&node, &json!({}));
+    let result = net.add(&container);
+    let mac = || node.ip("link show br0")[0]["address"].clone();
+    let former = mac();
+    node.sh("ip link add low address 02:00:00:00:00:01 type veth peer name far; ip link set low master br0");
+    assert_ne!(mac(), former);
+    net.check(&container, &result).ok();
+}
+
 #[test]
 fn check_reports_port_outside_of_the_bridge() {
     broken_outside("ip link set VETH nomaster", "CNI veth created for bridge br0 was not found");

@@ -239,6 +239,28 @@ fn a_second_daemon_is_refused_and_the_socket_is_roots() {
 }
 
 #[test]
+fn the_daemon_of_the_reference_is_named() {
+    let world = World::new();
+    fs::create_dir_all(world.node.path("run")).unwrap();
+    let listener = UnixListener::bind(world.socket()).unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            stream.read_exact(&mut [0]).unwrap();
+            stream.write_all(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n").unwrap();
+        }
+    });
+    let (net, container) = (world.net("1.1.0"), Container::new());
+    for (verb, method) in [("ADD", "Allocate"), ("DEL", "Release")] {
+        let error = net.on(verb, &container).error();
+        let msg = format!(
+            "error calling DHCP.{method}: the DHCP daemon is that of the reference plugins"
+        );
+        assert_eq!(error.brief(), (11, msg.as_str()));
+    }
+}
+
+#[test]
 fn a_socket_of_systemd_is_used_and_kept() {
     let world = World::new();
     fs::create_dir_all(world.node.path("run")).unwrap();
