@@ -252,6 +252,11 @@ impl LeaseStore {
         Ok(listing::listed_addresses(&self.dir)?)
     }
 
+    /// The lease of an address, if it has one.
+    pub fn find_lease(&self, ip: IpAddr) -> Option<AddressLease> {
+        listing::read_address_file(&self.dir, ip).into_lease().map(|(lease, _)| lease)
+    }
+
     /// The address that was last reserved in a range set. It is a hint: an unreadable file counts
     /// as absent.
     pub fn last_reserved(&self, range_id: usize) -> Option<IpAddr> {

@@ -106,12 +106,19 @@ impl<'a> AddressAllocation<'a> {
             return Ok(allocated);
         }
         let left: Vec<String> = wanted.iter().map(IpAddr::to_string).collect();
-        let sets: Vec<String> = sets.iter().map(RangeSet::to_string).collect();
         let msg = format!("failed to allocate all requested IPs: {}", left.join(" "));
-        Err(Error::internal(msg).with_details(format!(
-            "request one address of each of these ranges: {}",
-            sets.join(" and ")
-        )))
+        let mut ranges = sets.iter().flat_map(RangeSet::ranges);
+        let is_in_subnet = ranges.any(|range| range.is_host_address(wanted[0]));
+        let sets: Vec<String> = sets.iter().map(RangeSet::to_string).collect();
+        let sets = sets.join(" and ");
+        Err(Error::internal(msg).with_details(if is_in_subnet {
+            format!(
+                "it is in the subnet, but not in {sets}: request another one, or write \
+                 \"requestsFromSubnet\": true into the range"
+            )
+        } else {
+            format!("request one address of each of these ranges: {sets}")
+        }))
     }
 
     /// Reserves an address of the set: the requested one, which the set includes, or the next free
@@ -143,20 +150,14 @@ impl<'a> AddressAllocation<'a> {
         };
         let Some((ip, range)) = found else {
             self.is_blocked = true;
-            return Err(request.map_or_else(
-                || self.exhausted_error(set),
-                |ip| {
-                    let unavailable = "is not available in range set";
-                    Error::internal(format!("requested IP address {ip} {unavailable} {set}"))
-                        .with_details(format!(
-                            "another container has it (\"cnibox ipam ls\"): request another \
-                             address of {set}"
-                        ))
-                },
-            ));
+            return Err(
+                request.map_or_else(|| self.exhausted_error(set), |ip| self.taken_error(set, ip))
+            );
         };
         self.reserved.push(ip);
-        self.store.set_last_reserved(id, ip)?;
+        if range.contains(ip) {
+            self.store.set_last_reserved(id, ip)?;
+        }
         let address = IpNet::new(ip, range.subnet.prefix_len()).unwrap_or(IpNet::from(ip));
         Ok(IpConfig { address, gateway: Some(range.gateway), interface: None })
     }
@@ -179,6 +180,24 @@ impl<'a> AddressAllocation<'a> {
             }
         }
         Ok(None)
+    }
+
+    fn taken_error(&self, set: &RangeSet, ip: IpAddr) -> Error {
+        let msg = format!("requested IP address {ip} is not available in range set {set}");
+        Error::internal(msg).with_details(match self.store.find_lease(ip) {
+            Some(lease) => format!(
+                "container {} has it (\"cnibox ipam ls\"): request another address of {set}",
+                lease.id
+            ),
+            None if self.store.taken_addresses().is_ok_and(|taken| !taken.contains(&ip)) => {
+                format!("an interface has it without a lease: request another address of {set}")
+            }
+            None => format!(
+                "a file that names no container reserves it, which \"cnibox ipam free --network {} \
+                 {ip}\" ends: request another address of {set}",
+                self.owner.network
+            ),
+        })
     }
 
     fn exhausted_error(&self, set: &RangeSet) -> Error {
@@ -249,6 +268,7 @@ mod tests {
                 range_start: start.parse().ok(),
                 range_end: end.parse().ok(),
                 gateway: gateway.parse().ok(),
+                requests_from_subnet: false,
             }
         };
         RangeSet::from_configs(&text.split(',').map(conf).collect::<Vec<_>>()).unwrap()

@@ -241,7 +241,7 @@ impl Plugin for HostLocal {
 impl HostLocalConfig {
     /// The warning of keys of a range that stand beside `ranges`, without `subnet`.
     fn stray_key_warning(&self) -> Result<Option<Error>> {
-        let RangeConfig { subnet, range_start, range_end, gateway } = self.decode_ipam()?;
+        let RangeConfig { subnet, range_start, range_end, gateway, .. } = self.decode_ipam()?;
         let keys = [("rangeStart", range_start), ("rangeEnd", range_end), ("gateway", gateway)];
         let given = keys.iter().find(|(_, value)| subnet.is_none() && value.is_some());
         Ok(given.map(|(key, _)| {

@@ -28,6 +28,8 @@ pub struct RangeConfig {
     /// The gateway, which may be outside of the network. Default: the network address plus 1.
     #[serde(deserialize_with = "ip::deserialize_optional_ip")]
     pub gateway: Option<IpAddr>,
+    /// Whether addresses of the network outside of the range can be requested.
+    pub requests_from_subnet: bool,
 }
 
 /// A validated range with its defaults set.
@@ -41,6 +43,8 @@ pub struct AddressRange {
     pub end: IpAddr,
     /// The gateway, which is never allocated.
     pub gateway: IpAddr,
+    /// Whether addresses of the network outside of the range can be requested.
+    pub requests_from_subnet: bool,
 }
 
 /// Ranges that together supply one address of a result; never empty.
@@ -130,7 +134,14 @@ impl AddressRange {
             ))
             .with_details(remedy));
         }
-        Ok(AddressRange { subnet, start, end, gateway: conf.gateway.unwrap_or(first) })
+        let (gateway, requests_from_subnet) =
+            (conf.gateway.unwrap_or(first), conf.requests_from_subnet);
+        Ok(AddressRange { subnet, start, end, gateway, requests_from_subnet })
+    }
+
+    /// Whether a host of the network can have `ip`.
+    pub fn is_host_address(&self, ip: IpAddr) -> bool {
+        self.subnet.contains(&ip) && addressing::reserved_address_kind(ip, self.subnet).is_none()
     }
 
     /// Whether the range includes `ip`. All IPv4 addresses are less than all IPv6 addresses.
@@ -196,8 +207,13 @@ impl RangeSet {
         self.0.iter().all(|range| range.start.is_ipv4())
     }
 
+    /// The range of which `ip` can be requested.
     pub fn find_range(&self, ip: IpAddr) -> Option<&AddressRange> {
-        self.0.iter().find(|range| range.contains(ip))
+        let ranges = &self.0;
+        let including = ranges.iter().find(|range| range.contains(ip));
+        including.or_else(|| {
+            ranges.iter().find(|range| range.requests_from_subnet && range.is_host_address(ip))
+        })
     }
 
     pub fn contains(&self, ip: IpAddr) -> bool {
@@ -292,7 +308,8 @@ mod tests {
         let mut words = text.split_whitespace().map(|word| (word != "-").then_some(word));
         let subnet = words.next().flatten().map(|net| net.parse().unwrap());
         let mut next = || words.next().flatten().map(ip);
-        RangeConfig { subnet, range_start: next(), range_end: next(), gateway: next() }
+        let (range_start, range_end, gateway) = (next(), next(), next());
+        RangeConfig { subnet, range_start, range_end, gateway, ..RangeConfig::default() }
     }
 
     fn set(texts: &[&str]) -> RangeSet {

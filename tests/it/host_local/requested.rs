@@ -82,6 +82,60 @@ fn unavailable_requested_addresses_are_named() {
     assert_eq!(asking(&net, "", &["10.1.2.9"], &[]), failed(&taken));
 }
 
+/// As Nomad's users separate fixed addresses from those of the pool.
+#[test]
+fn the_rest_of_the_subnet_can_be_requested_if_a_range_says_so() {
+    let node = Node::new();
+    let range =
+        json!({"subnet": "10.1.2.0/24", "rangeStart": "10.1.2.50", "rangeEnd": "10.1.2.52"});
+    let closed = net(&node, "1.1.0", &json!({"ranges": [[range]]}));
+    let request = |net: &Net<'_>, id: &str, ip: &str| {
+        net.call("ADD", id).netns("/x").env("CNI_ARGS", &format!("IP={ip}"))
+    };
+    let error = request(&closed, "c1", "10.1.2.20").error();
+    assert_eq!(error.msg, "failed to allocate all requested IPs: 10.1.2.20");
+    let remedy = "it is in the subnet, but not in 10.1.2.50-10.1.2.52: request another one, or \
+                  write \"requestsFromSubnet\": true into the range";
+    assert_eq!(error.details, remedy);
+
+    let mut range = range;
+    range["requestsFromSubnet"] = json!(true);
+    let open = net(&node, "1.1.0", &json!({"ranges": [[range]]}));
+    let result = request(&open, "c1", "10.1.2.20").result();
+    assert_eq!(result["ips"][0]["address"], "10.1.2.20/24");
+    assert_eq!(
+        request(&open, "c2", "10.1.2.20").error().details,
+        "container c1 has it (\"cnibox ipam ls\"): request another address of 10.1.2.50-10.1.2.52"
+    );
+    assert_eq!(
+        request(&open, "c1", "10.1.2.21").error().msg,
+        "failed to allocate for range 0: 10.1.2.20 has been allocated to c1, duplicate allocation is not allowed"
+    );
+    for (ip, msg) in [
+        ("10.1.2.1", "failed to allocate for range 0: requested ip 10.1.2.1 is subnet's gateway"),
+        ("10.1.2.255", "failed to allocate all requested IPs: 10.1.2.255"),
+        ("10.1.3.2", "failed to allocate all requested IPs: 10.1.3.2"),
+    ] {
+        assert_eq!(request(&open, "c2", ip).error().msg, msg);
+    }
+    // Addresses that nobody asks for are those of the pool.
+    for (id, ip) in [("c2", "10.1.2.50/24"), ("c3", "10.1.2.51/24"), ("c4", "10.1.2.52/24")] {
+        assert_eq!(open.call("ADD", id).netns("/x").result()["ips"][0]["address"], ip);
+    }
+    assert!(open.call("ADD", "c5").netns("/x").error().msg.contains("no IP addresses available"));
+    for id in ["c1", "c2", "c3", "c4"] {
+        open.call("DEL", id).ok();
+    }
+    assert_eq!(open.leases(), [""; 0]);
+
+    std::fs::write(node.path("leases/net/10.1.2.51"), "").unwrap();
+    assert_eq!(
+        request(&open, "c1", "10.1.2.51").error().details,
+        "a file that names no container reserves it, which \"cnibox ipam free --network net \
+         10.1.2.51\" ends: request another address of 10.1.2.50-10.1.2.52"
+    );
+}
+
 #[test]
 fn invalid_requested_addresses_are_quoted() {
     let node = Node::new();
