@@ -65,6 +65,12 @@ impl LinkAddress {
         self.flags & libc::IFA_F_DADFAILED != 0
     }
 
+    /// Whether the kernel has made the address from a router advertisement (RFC 4862).
+    pub fn is_advertised(&self) -> bool {
+        let made_by_kernel = libc::IFA_F_MANAGETEMPADDR | libc::IFA_F_TEMPORARY;
+        self.flags & made_by_kernel != 0 && self.flags & libc::IFA_F_PERMANENT == 0
+    }
+
     /// Whether the kernel omits the route to the network of the address.
     pub fn is_without_prefix_route(&self) -> bool {
         self.flags & libc::IFA_F_NOPREFIXROUTE != 0

@@ -29,11 +29,14 @@ use crate::framework::{
     require_prev_result,
 };
 use crate::iface::{ContainerNetns, configure, mtu};
-use crate::netlink::{Link, MacAddress, Netlink};
+use crate::netlink::{KernelRoute, Link, MacAddress, Netlink, RouteFilter};
 use crate::netns::Netns;
 use cni::config::{Args, MacConfig};
 use cni::error::{Error, ErrorContext, Result};
 use cni::{CniResult, InterfaceName};
+
+/// `RTPROT_RA`: routes of router advertisements.
+const RTPROT_RA: u8 = 9;
 
 #[derive(Debug)]
 pub struct Tuning;
@@ -239,6 +242,24 @@ impl Plugin for Tuning {
     }
 }
 
+/// Removes the addresses, and with `routes` the routes, that the interface in the calling thread's
+/// namespace got by router advertisements before they were switched off.
+fn remove_advertised(ifname: &InterfaceName, routes: bool) -> Result<()> {
+    let netlink = Netlink::open()?;
+    let Some(link) = netlink.find_link(ifname.as_str())? else { return Ok(()) };
+    for address in netlink.dump_addresses(link.index)?.iter().filter(|addr| addr.is_advertised()) {
+        netlink.delete_address(link.index, address.net)?;
+    }
+    if routes {
+        let filter = RouteFilter { oif: Some(link.index), ..RouteFilter::default() };
+        let is_advertised = |route: &&KernelRoute| route.protocol == Some(RTPROT_RA);
+        for route in netlink.dump_routes(&filter)?.iter().filter(is_advertised) {
+            netlink.delete_route(route)?;
+        }
+    }
+    Ok(())
+}
+
 /// See [`mtu::set_on_host_end`].
 fn set_mtu_of_host_end(
     cx: &CallContext<'_>,
@@ -361,6 +382,12 @@ impl TuningPlan {
             set.context(|| format!("tune \"{ifname}\""))?;
         }
         undo.commit();
+        let is_off = |key: &str| parameters.iter().any(|p| p.switches_off(ifname, key));
+        let accepts_none = is_off("accept_ra");
+        if accepts_none || is_off("autoconf") {
+            remove_advertised(ifname, accepts_none)
+                .unwrap_or_else(|error| warn!("\"{ifname}\": {error}"));
+        }
         if let (Some(mac), Some((netlink, link))) = (attributes.mac, link) {
             configure::announce_once(&netlink, &Link { mac: Some(mac), ..link });
         }

@@ -156,6 +156,11 @@ impl PresentParameter<'_> {
         })
     }
 
+    /// Whether the parameter is `key` of IPv6 on the interface, and 0.
+    pub(super) fn switches_off(&self, ifname: &InterfaceName, key: &str) -> bool {
+        self.value == "0" && self.key == format!("net/ipv6/conf/{ifname}/{key}")
+    }
+
     /// Restores the original value, if it is known.
     pub(super) fn restore_value(&self) -> Result<()> {
         match &self.former {
