@@ -7,8 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::identity::DeviceIdentity;
 use crate::attachment::backup::mac_text;
 use crate::framework::Failures;
-use crate::iface::ContainerNetns;
-use crate::iface::ON_LINK;
+use crate::iface::{ContainerNetns, ON_LINK, tables};
 use crate::netlink::{
     KernelRoute, Link, LinkChange, MacAddress, Netlink, NewLinkAddress, RT_TABLE_MAIN,
     RouteAddMode, RouteFilter,
@@ -222,7 +221,7 @@ impl HostNetwork {
         result: &mut CniResult,
     ) -> Result<()> {
         for route in &self.routes {
-            let reported = cni::ResultRoute {
+            let mut reported = cni::ResultRoute {
                 gw: route.gw,
                 priority: route.priority,
                 table: route.table.filter(|table| *table != RT_TABLE_MAIN),
@@ -234,8 +233,10 @@ impl HostNetwork {
             if result.routes.iter().any(|other| key(other) == key(&reported)) {
                 continue;
             }
-            add_route(&inside.netlink, device.index, route)
+            let route = KernelRoute { oif: Some(device.index), ..route.clone() };
+            let added = tables::add_preferred(&inside.netlink, device, &route, false)
                 .context(|| format!("failed to add route {} of the host", route.dst))?;
+            reported.priority = added.priority;
             result.routes.push(reported);
         }
         Ok(())
