@@ -193,8 +193,13 @@ pub struct HostNetwork {
 }
 
 impl HostNetwork {
-    /// The addresses and routes of a device on the host.
-    pub fn from_device(host: &Netlink, device: &Link) -> Result<HostNetwork> {
+    /// The addresses and routes of a device on the host; without default routes, if `default_route`
+    /// is false.
+    pub fn from_device(
+        host: &Netlink,
+        device: &Link,
+        default_route: Option<bool>,
+    ) -> Result<HostNetwork> {
         let addrs = host.dump_addresses(device.index)?.into_iter();
         // IPv6 addresses of router advertisements or leases expire. IPv4 addresses of leases are
         // kept, because gateways are reached by them.
@@ -207,7 +212,8 @@ impl HostNetwork {
             ips: ips.collect(),
             routes: device_routes(host, device, &|route| {
                 let is_automatic = route.protocol.is_some_and(|p| AUTOMATIC.contains(&p));
-                route.table != Some(LOCAL) && !is_automatic
+                let is_omitted = default_route == Some(false) && route.dst.prefix_len() == 0;
+                route.table != Some(LOCAL) && !is_automatic && !is_omitted
             })?,
         })
     }

@@ -139,6 +139,7 @@ impl AddRequest {
         master_netlink: &Netlink,
         wanted: &NewChildLink<'_>,
         addresses: Option<CniResult>,
+        default_route: Option<bool>,
     ) -> Result<(CniResult, Link)> {
         let mut undo = Rollback::new();
         // The link is created before IPAM is called, so that an attachment that exists already
@@ -148,7 +149,7 @@ impl AddRequest {
         undo.add_step(format!("delete \"{}\"", self.ifname), || {
             child::roll_back_link(inside, &self.ifname)
         });
-        let mut result = addresses.map_or_else(|| cx.ipam_add(&mut undo), Ok)?;
+        let mut result = addresses.map_or_else(|| cx.ipam_add(&mut undo, default_route), Ok)?;
         let link = child::complete_link(inside, &self.ifname, &self.sandbox.path, &mut result)?;
         cx.finish_result(&mut result);
         undo.commit();

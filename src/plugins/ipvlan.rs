@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin,
+    omit_default_routes,
 };
 use crate::iface::ContainerNetns;
 use crate::iface::child::{self, MasterConfig, NewChildLink};
@@ -35,6 +36,8 @@ pub struct IpvlanConfig {
     mtu: MtuConfig,
     /// Look for the master in the container.
     link_in_container: bool,
+    /// Whether the default routes of `ipam` or `prevResult` are the container's. Default: true.
+    default_route: Option<bool>,
 }
 
 impl IpvlanConfig {
@@ -56,7 +59,10 @@ impl Plugin for Ipvlan {
     fn add(cx: &CallContext<'_>, conf: &IpvlanConfig, req: &AddRequest) -> Result<CniResult> {
         let mode = parse_mode(conf)?;
         let below = choose_master(conf, req)?;
-        let given = previous_addresses(cx, req);
+        let mut given = previous_addresses(cx, req);
+        if let Some(given) = &mut given {
+            omit_default_routes(given, conf.default_route);
+        }
         if given.is_none() {
             cx.ipam_plugin()?;
         }
@@ -66,7 +72,8 @@ impl Plugin for Ipvlan {
         let (master, mtu) = below.resolve_master(place, host)?;
         let kind = LinkKind::Ipvlan { link: master.index, mode };
         let wanted = NewChildLink { ifname: &req.ifname, kind, mtu, mac: None };
-        req.attach_link(cx, &inside, place, &wanted, given).map(|(result, _)| result)
+        req.attach_link(cx, &inside, place, &wanted, given, conf.default_route)
+            .map(|(result, _)| result)
     }
 
     fn check(cx: &CallContext<'_>, conf: &IpvlanConfig, req: &CheckRequest) -> Result<()> {

@@ -40,6 +40,8 @@ pub struct MacvlanConfig {
     mac: String,
     /// Look for the master in the container.
     link_in_container: bool,
+    /// Whether the default routes of `ipam` are the container's. Default: true.
+    default_route: Option<bool>,
     /// The length of the queue of received broadcasts. Default: the kernel's.
     bcqueuelen: u32,
     /// `runtimeConfig.mac` (capability `mac`): MAC of the interface; has precedence over the
@@ -77,7 +79,8 @@ impl Plugin for Macvlan {
         };
         let wanted = NewChildLink { ifname: &req.ifname, kind, mtu, mac: plan.mac };
         let without_ipam = (!cx.has_ipam()).then(CniResult::new);
-        let (result, link) = req.attach_link(cx, &inside, place, &wanted, without_ipam)?;
+        let (result, link) =
+            req.attach_link(cx, &inside, place, &wanted, without_ipam, conf.default_route)?;
         if let Some(mac) = plan.mac.filter(|mac| link.mac != Some(*mac)) {
             warn!("mode \"passthru\" keeps the master's MAC: {mac} is not used");
         }
