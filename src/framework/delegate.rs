@@ -224,7 +224,7 @@ impl<'a> CallContext<'a> {
 }
 
 /// Removes the default routes of an IPAM plugin's result, if the key `defaultRoute` is false.
-pub fn omit_default_routes(result: &mut CniResult, default_route: Option<bool>) {
+pub(super) fn omit_default_routes(result: &mut CniResult, default_route: Option<bool>) {
     if default_route == Some(false) {
         result.routes.retain(|route| route.dst.prefix_len() != 0);
     }

@@ -24,9 +24,8 @@ pub use call::{
     Applet, AppletKind, AppletMain, AppletTable, BuiltinPlugin, ConfigRemarks, PluginService,
 };
 pub use context::CallContext;
-pub use delegate::omit_default_routes;
 pub use plugin::{
-    AddRequest, CheckRequest, DelRequest, GcRequest, Plugin, delete_and_release,
+    AddRequest, CheckRequest, DelRequest, GcRequest, LinkAddresses, Plugin, delete_and_release,
     require_prev_result,
 };
 pub use rollback::{Failures, Rollback};

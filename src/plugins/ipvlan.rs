@@ -9,8 +9,8 @@
 use serde::Deserialize;
 
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin,
-    omit_default_routes,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, LinkAddresses,
+    Plugin,
 };
 use crate::iface::ContainerNetns;
 use crate::iface::child::{self, MasterConfig, NewChildLink};
@@ -59,10 +59,7 @@ impl Plugin for Ipvlan {
     fn add(cx: &CallContext<'_>, conf: &IpvlanConfig, req: &AddRequest) -> Result<CniResult> {
         let mode = parse_mode(conf)?;
         let below = choose_master(conf, req)?;
-        let mut given = previous_addresses(cx, req);
-        if let Some(given) = &mut given {
-            omit_default_routes(given, conf.default_route);
-        }
+        let given = previous_addresses(cx, req);
         if given.is_none() {
             cx.ipam_plugin()?;
         }
@@ -72,8 +69,8 @@ impl Plugin for Ipvlan {
         let (master, mtu) = below.resolve_master(place, host)?;
         let kind = LinkKind::Ipvlan { link: master.index, mode };
         let wanted = NewChildLink { ifname: &req.ifname, kind, mtu, mac: None };
-        req.attach_link(cx, &inside, place, &wanted, given, conf.default_route)
-            .map(|(result, _)| result)
+        let addresses = LinkAddresses { given, default_route: conf.default_route };
+        req.attach_link(cx, &inside, place, &wanted, addresses).map(|(result, _)| result)
     }
 
     fn check(cx: &CallContext<'_>, conf: &IpvlanConfig, req: &CheckRequest) -> Result<()> {

@@ -10,7 +10,8 @@
 use serde::Deserialize;
 
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, LinkAddresses,
+    Plugin,
 };
 use crate::iface::ContainerNetns;
 use crate::iface::child::{self, MasterConfig, NewChildLink};
@@ -78,9 +79,9 @@ impl Plugin for Macvlan {
             bc_queue_len: conf.bcqueuelen,
         };
         let wanted = NewChildLink { ifname: &req.ifname, kind, mtu, mac: plan.mac };
-        let without_ipam = (!cx.has_ipam()).then(CniResult::new);
-        let (result, link) =
-            req.attach_link(cx, &inside, place, &wanted, without_ipam, conf.default_route)?;
+        let given = (!cx.has_ipam()).then(CniResult::new);
+        let addresses = LinkAddresses { given, default_route: conf.default_route };
+        let (result, link) = req.attach_link(cx, &inside, place, &wanted, addresses)?;
         if let Some(mac) = plan.mac.filter(|mac| link.mac != Some(*mac)) {
             warn!("mode \"passthru\" keeps the master's MAC: {mac} is not used");
         }

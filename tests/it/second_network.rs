@@ -275,7 +275,7 @@ fn preferred(world: &World, names: &[&str]) -> [String; 2] {
 }
 
 #[test]
-fn the_last_of_several_is_preferred_also_after_one_has_come_back() {
+fn the_last_one_that_came_is_preferred() {
     let world = World::new();
     let confs = [
         ("net1", network("macvlan", 2, &json!({}))),
