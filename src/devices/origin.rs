@@ -7,8 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::identity::DeviceIdentity;
 use crate::attachment::backup::mac_text;
 use crate::framework::Failures;
-use crate::iface::ContainerNetns;
-use crate::iface::ON_LINK;
+use crate::iface::{ContainerNetns, ON_LINK, tables};
 use crate::netlink::{
     KernelRoute, Link, LinkChange, MacAddress, Netlink, NewLinkAddress, RT_TABLE_MAIN,
     RouteAddMode, RouteFilter,
@@ -194,8 +193,13 @@ pub struct HostNetwork {
 }
 
 impl HostNetwork {
-    /// The addresses and routes of a device on the host.
-    pub fn from_device(host: &Netlink, device: &Link) -> Result<HostNetwork> {
+    /// The addresses and routes of a device on the host; without default routes, if `default_route`
+    /// is false.
+    pub fn from_device(
+        host: &Netlink,
+        device: &Link,
+        default_route: Option<bool>,
+    ) -> Result<HostNetwork> {
         let addrs = host.dump_addresses(device.index)?.into_iter();
         // IPv6 addresses of router advertisements or leases expire. IPv4 addresses of leases are
         // kept, because gateways are reached by them.
@@ -208,7 +212,8 @@ impl HostNetwork {
             ips: ips.collect(),
             routes: device_routes(host, device, &|route| {
                 let is_automatic = route.protocol.is_some_and(|p| AUTOMATIC.contains(&p));
-                route.table != Some(LOCAL) && !is_automatic
+                let is_omitted = default_route == Some(false) && route.dst.prefix_len() == 0;
+                route.table != Some(LOCAL) && !is_automatic && !is_omitted
             })?,
         })
     }
@@ -222,7 +227,7 @@ impl HostNetwork {
         result: &mut CniResult,
     ) -> Result<()> {
         for route in &self.routes {
-            let reported = cni::ResultRoute {
+            let mut reported = cni::ResultRoute {
                 gw: route.gw,
                 priority: route.priority,
                 table: route.table.filter(|table| *table != RT_TABLE_MAIN),
@@ -234,8 +239,10 @@ impl HostNetwork {
             if result.routes.iter().any(|other| key(other) == key(&reported)) {
                 continue;
             }
-            add_route(&inside.netlink, device.index, route)
+            let route = KernelRoute { oif: Some(device.index), ..route.clone() };
+            let added = tables::add_preferred(&inside.netlink, device, &route, false)
                 .context(|| format!("failed to add route {} of the host", route.dst))?;
+            reported.priority = added.priority;
             result.routes.push(reported);
         }
         Ok(())

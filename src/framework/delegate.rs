@@ -95,8 +95,13 @@ impl<'a> CallContext<'a> {
 
     /// Requests addresses from the configuration's IPAM plugin and registers their release: after
     /// the links with the addresses are deleted, or before, if it [needs the
-    /// link](CallContext::ipam_needs_link). The result is of the newest version.
-    pub fn ipam_add(&'a self, undo: &mut Rollback<'a>) -> Result<CniResult> {
+    /// link](CallContext::ipam_needs_link). The result is of the newest version; without default
+    /// routes, if `default_route` is false.
+    pub fn ipam_add(
+        &'a self,
+        undo: &mut Rollback<'a>,
+        default_route: Option<bool>,
+    ) -> Result<CniResult> {
         let ipam = self.ipam_plugin()?;
         let releaser = ipam.clone();
         let outcome: Rc<OnceCell<Result<Vec<IpAddr>>>> = Rc::default();
@@ -122,6 +127,7 @@ impl<'a> CallContext<'a> {
             reclaim::remove_ended_owners(ip.address.addr(), owner)?;
         }
         result.version = SpecVersion::NEWEST;
+        omit_default_routes(&mut result, default_route);
         if result.ips.is_empty() {
             return Err(Error::internal("IPAM plugin returned missing IP config").with_details(
                 format!("\"{}\" reported no address: see its keys in \"ipam\"", ipam.name),
@@ -214,6 +220,13 @@ impl<'a> CallContext<'a> {
 
     pub fn ipam_status(&'a self) -> Result<()> {
         self.ipam_plugin()?.run_verb(CniVerb::Status).map(drop)
+    }
+}
+
+/// Removes the default routes of an IPAM plugin's result, if the key `defaultRoute` is false.
+pub(super) fn omit_default_routes(result: &mut CniResult, default_route: Option<bool>) {
+    if default_route == Some(false) {
+        result.routes.retain(|route| route.dst.prefix_len() != 0);
     }
 }
 

@@ -25,7 +25,7 @@ pub use call::{
 };
 pub use context::CallContext;
 pub use plugin::{
-    AddRequest, CheckRequest, DelRequest, GcRequest, Plugin, delete_and_release,
+    AddRequest, CheckRequest, DelRequest, GcRequest, LinkAddresses, Plugin, delete_and_release,
     require_prev_result,
 };
 pub use rollback::{Failures, Rollback};

@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 
 use super::call::ConfigRemarks;
 use super::context::CallContext;
+use super::delegate::omit_default_routes;
 use super::rollback::{Failures, Rollback};
 use crate::iface::child::{self, CheckedLink, NewChildLink, RecordedLink};
 use crate::iface::{ContainerNetns, veth};
@@ -130,30 +131,41 @@ pub struct AddRequest {
 
 impl AddRequest {
     /// Creates the link `wanted` in the container, on top of a master in the namespace of
-    /// `master_netlink`, with the addresses and routes of `addresses`, or else of the IPAM
-    /// plugin. A failure deletes the link and releases the addresses.
+    /// `master_netlink`, with `addresses` and their routes. A failure deletes the link and releases
+    /// the addresses.
     pub fn attach_link(
         &self,
         cx: &CallContext<'_>,
         inside: &ContainerNetns<'_>,
         master_netlink: &Netlink,
         wanted: &NewChildLink<'_>,
-        addresses: Option<CniResult>,
+        addresses: LinkAddresses,
     ) -> Result<(CniResult, Link)> {
         let mut undo = Rollback::new();
         // The link is created before IPAM is called, so that an attachment that exists already
         // keeps its address.
-        let is_layer2 = addresses.as_ref().is_some_and(|result| result.ips.is_empty());
+        let LinkAddresses { given, default_route } = addresses;
+        let is_layer2 = given.as_ref().is_some_and(|result| result.ips.is_empty());
         child::create_link(master_netlink, inside, wanted, is_layer2 || cx.ipam_needs_link())?;
         undo.add_step(format!("delete \"{}\"", self.ifname), || {
             child::roll_back_link(inside, &self.ifname)
         });
-        let mut result = addresses.map_or_else(|| cx.ipam_add(&mut undo), Ok)?;
+        let mut result = given.map_or_else(|| cx.ipam_add(&mut undo, None), Ok)?;
+        omit_default_routes(&mut result, default_route);
         let link = child::complete_link(inside, &self.ifname, &self.sandbox.path, &mut result)?;
         cx.finish_result(&mut result);
         undo.commit();
         Ok((result, link))
     }
+}
+
+/// The origin of a link's addresses and routes.
+#[derive(Debug)]
+pub struct LinkAddresses {
+    /// Those of this result; `None` for those of the IPAM plugin.
+    pub given: Option<CniResult>,
+    /// The key `defaultRoute`.
+    pub default_route: Option<bool>,
 }
 
 /// The result of the previous plugin, for a plugin that requires one; `msg` is the error if there

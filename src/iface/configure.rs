@@ -6,10 +6,10 @@ use std::time::Duration;
 use ipnet::IpNet;
 use nix::errno::Errno;
 
-use super::{ContainerNetns, ON_LINK};
+use super::{ContainerNetns, ON_LINK, tables};
 use crate::netlink::{
     self, DuplicateDetection, KernelRoute, Link, LinkAddress, LinkChange, MultipathHop, Netlink,
-    NewLinkAddress, OnOffSetting, OperationalState, RouteAddMode, WaitOutcome,
+    NewLinkAddress, OnOffSetting, OperationalState, WaitOutcome,
 };
 use crate::sysctl;
 use cni::error::{Error, ErrorContext, Result};
@@ -269,23 +269,23 @@ pub fn prepare_ipv6(
 
 /// Adds the routes of `result` through `link`. Routes without a gateway use the first gateway of
 /// their family among the addresses; equal routes are added once, and several gateways to one
-/// destination form one multipath route.
+/// destination form one multipath route. They are preferred to equal routes of other links.
 pub fn add_routes(inside: &ContainerNetns<'_>, link: &Link, result: &CniResult) -> Result<()> {
     for route in plan_routes(result, link.index) {
-        let added = inside.netlink.add_route(&route, RouteAddMode::Create);
-        added.map_err(|error| refused_route_error(error, &route, link, result))?;
+        let is_chosen = route.priority.is_some_and(|metric| metric != 0);
+        tables::add_preferred(&inside.netlink, link, &route, is_chosen)
+            .map_err(|error| refused_route_error(error, &route, link, result))?;
     }
     Ok(())
 }
 
 /// The error for a route of `result` that the kernel refused.
 pub fn refused_route_error(
-    refused: netlink::NetlinkError,
+    error: Error,
     route: &KernelRoute,
     link: &Link,
     result: &CniResult,
 ) -> Error {
-    let error = Error::from(refused);
     if let Some(family) = family_without_address(route, result) {
         let (name, dst) = (&link.name, route.dst);
         let what = format_args!("no {family} address of \"{name}\" for the route to {dst}");

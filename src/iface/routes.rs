@@ -10,9 +10,6 @@ use cni::CniResult;
 use cni::error::Result;
 use cni::ip::max_prefix_len;
 
-/// The metric of an IPv6 route that is added without one.
-pub const IPV6_METRIC: u32 = 1024;
-
 /// The routes to the networks of the addresses of the interface at `index`, which the kernel adds
 /// with the addresses.
 pub fn connected_routes(link: &Link, result: &CniResult, index: usize) -> Vec<KernelRoute> {

@@ -1,15 +1,23 @@
 //! The routing tables of a container: unused tables, and the routes of a link.
+//!
+//! A route of two links, which the kernel's IPv6 makes of two routes with the same destination and
+//! metric, is never created here. Where another program made one, the next hops of a link are a
+//! route of the link.
 
 use std::net::IpAddr;
 
 use crate::netlink::{
-    KernelRoute, Link, Netlink, PolicyRule, RT_TABLE_MAIN, RouteAddMode, RouteFilter,
+    KernelRoute, Link, MultipathHop, Netlink, NetlinkResult, PolicyRule, RT_TABLE_MAIN,
+    RouteAddMode, RouteFilter,
 };
 use cni::error::{Error, Result};
 use cni::sort::sort_by_key;
 
 /// `default`, `main` and `local`, the tables of the kernel's own rules.
 const RESERVED: std::ops::RangeInclusive<u32> = 253..=255;
+
+/// The metric of an IPv6 route that is added without one.
+pub const IPV6_METRIC: u32 = 1024;
 
 /// The rules of a namespace and the routing tables in use.
 pub struct RoutingTables {
@@ -58,31 +66,183 @@ pub fn uses_only_link(route: &KernelRoute, link: u32) -> bool {
     )
 }
 
+/// The part of a route with next hops through links that are `own`; `None` without such a hop.
+pub fn find_part(route: &KernelRoute, own: &dyn Fn(u32) -> bool) -> Option<KernelRoute> {
+    let mut part = route.clone();
+    if route.nexthops.is_empty() {
+        return route.oif.is_some_and(own).then_some(part);
+    }
+    part.nexthops.retain(|hop| hop.oif.is_some_and(own));
+    match part.nexthops[..] {
+        [] => return None,
+        [MultipathHop { gw, oif, .. }] => {
+            part.nexthops.clear();
+            (part.gw, part.oif) = (gw, oif);
+        }
+        _ => {}
+    }
+    Some(part)
+}
+
+/// Whether the route has next hops through the link and through another one.
+pub fn is_shared(route: &KernelRoute, link: u32) -> bool {
+    route.nexthops.iter().any(|hop| hop.oif == Some(link)) && !uses_only_link(route, link)
+}
+
+/// Deletes a route, which may be a part of one of the `present` routes: their other next hops stay.
+pub fn delete_part(
+    netlink: &Netlink,
+    part: &KernelRoute,
+    present: &[KernelRoute],
+) -> NetlinkResult<()> {
+    let is_own = |oif| part.oif == Some(oif) || part.nexthops.iter().any(|h| h.oif == Some(oif));
+    let whole = present.iter().find(|whole| {
+        *whole != part
+            && part.dst.addr().is_ipv4()
+            && find_part(whole, &is_own).as_ref() == Some(part)
+    });
+    let Some(whole) = whole else { return netlink.delete_route(part).map(drop) };
+    // IPv4 has no request for a single next hop.
+    netlink.delete_route(whole)?;
+    match find_part(whole, &|oif| !is_own(oif)) {
+        Some(rest) => netlink.add_route(&rest, RouteAddMode::Create),
+        None => Ok(()),
+    }
+}
+
+/// Adds a route again. As part of another link's route it is not added.
+pub fn add_again(netlink: &Netlink, route: &KernelRoute) -> NetlinkResult<()> {
+    if route.dst.addr().is_ipv4() {
+        // `Create`: routes of other links to the same destination stay.
+        return netlink.add_route(route, RouteAddMode::Create);
+    }
+    match netlink.add_route(route, RouteAddMode::Exclusive) {
+        Err(error) if error.is_exists() => Ok(()),
+        added => added,
+    }
+}
+
+/// Adds a route through the link, which is preferred to the routes of other links with the same
+/// destination and metric. Returns the route as it was added. `is_chosen` is whether somebody has
+/// chosen the metric, which is then not changed: where another link has it, this is an error.
+pub fn add_preferred(
+    netlink: &Netlink,
+    link: &Link,
+    route: &KernelRoute,
+    is_chosen: bool,
+) -> Result<KernelRoute> {
+    match netlink.add_route(route, RouteAddMode::Exclusive) {
+        Err(error) if error.is_exists() => {}
+        added => {
+            added?;
+            return Ok(route.clone());
+        }
+    }
+    let present = netlink.dump_routes(&RouteFilter::default())?;
+    let preferred = prefer_to_others(netlink, link, route, is_chosen, &present)?;
+    let preferred = preferred.unwrap_or_else(|| route.clone());
+    match netlink.add_route(&preferred, RouteAddMode::Create) {
+        // The link has this very route.
+        Err(error) if error.is_exists() => {}
+        added => added?,
+    }
+    Ok(preferred)
+}
+
+/// The route as [`add_preferred`] adds it; `None` if no other link has a route with the same
+/// destination and metric among those `present`. IPv4 puts the newest route in front of the others;
+/// with IPv6 the metric is lowered, as equal ones would become one route of both links.
+pub fn prefer_to_others(
+    netlink: &Netlink,
+    link: &Link,
+    route: &KernelRoute,
+    is_chosen: bool,
+    present: &[KernelRoute],
+) -> Result<Option<KernelRoute>> {
+    let table = Some(route.table.unwrap_or(RT_TABLE_MAIN));
+    let is_similar = |found: &&KernelRoute| found.dst == route.dst.trunc() && found.table == table;
+    let similar: Vec<&KernelRoute> = present.iter().filter(is_similar).collect();
+    let is_own = |route: &KernelRoute| uses_only_link(route, link.index);
+    let wanted = metric(route);
+    let rival = similar.iter().find(|found| !is_own(found) && metric(found) == wanted);
+    let Some(rival) = rival else { return Ok(None) };
+    let hops = rival.nexthops.iter().map(|hop| hop.oif);
+    let other = hops.chain([rival.oif]).flatten().find(|oif| *oif != link.index);
+    let other = netlink.find_link_by_index(other.unwrap_or_default())?;
+    let other = other.map(|link| link.name).unwrap_or_default();
+    let (name, dst) = (&link.name, route.dst);
+    let mut preferred = route.clone();
+    if dst.addr().is_ipv6() {
+        preferred.priority = lower_metric(&similar, &is_own, wanted);
+    }
+    if is_chosen || (dst.addr().is_ipv6() && preferred.priority.is_none()) {
+        let msg = format!("\"{other}\" has a route to {dst} with the metric {wanted}, too");
+        return Err(Error::internal(msg).with_details(REMEDY));
+    }
+    warn!("\"{name}\" takes the traffic to {dst} from \"{other}\": {REMEDY}");
+    Ok(Some(preferred))
+}
+
+/// The highest free metric below those that other links have got instead of `wanted`. A metric far
+/// below was chosen by somebody, and stays the better one.
+fn lower_metric(
+    similar: &[&KernelRoute],
+    is_own: &dyn Fn(&KernelRoute) -> bool,
+    wanted: u32,
+) -> Option<u32> {
+    let others = similar.iter().filter(|route| !is_own(route)).map(|route| metric(route));
+    let lowest = others.filter(|m| (wanted / 2 + 1..=wanted).contains(m)).min()?;
+    (1..lowest).rev().find(|m| !similar.iter().any(|route| metric(route) == *m))
+}
+
+/// What decides which of two links is preferred.
+const REMEDY: &str = "\"priority\" of a route is its metric; \"defaultRoute\": false leaves the \
+                      default route to the other interface";
+
+/// The metric of a route.
+pub fn metric(route: &KernelRoute) -> u32 {
+    let default = if route.dst.addr().is_ipv4() { 0 } else { IPV6_METRIC };
+    route.priority.filter(|metric| *metric != 0).unwrap_or(default)
+}
+
+/// Whether ADD has chosen the metric, not the configuration: that of [`add_preferred`].
+pub fn has_usual_metric(route: &KernelRoute) -> bool {
+    let usual = if route.dst.addr().is_ipv4() { 0..=0 } else { IPV6_METRIC / 2 + 1..=IPV6_METRIC };
+    usual.contains(&metric(route))
+}
+
 /// Whether the destination is on the link itself.
 pub fn is_direct_route(route: &KernelRoute) -> bool {
     route.gw.is_none() && route.nexthops.is_empty()
 }
 
-/// The routes in `table`, or in all tables, that use this link only, in an order in which they can
-/// be added. Routes to link-local addresses and multicast groups are left out: the kernel adds them
-/// itself.
+/// The routes in `table`, or in all tables, that use this link, in an order in which they can be
+/// added; of a route that also uses other links, the next hops through this one.
 pub fn routes_of_link(
     netlink: &Netlink,
     link: &Link,
     table: impl Into<Option<u32>>,
 ) -> Result<Vec<KernelRoute>> {
-    let filter = RouteFilter { table: table.into(), ..RouteFilter::default() };
-    let mut routes = netlink.dump_routes(&filter)?;
+    let table = table.into();
+    let filter = RouteFilter { table, ..RouteFilter::default() };
+    Ok(select_routes(&netlink.dump_routes(&filter)?, link, table))
+}
+
+/// As [`routes_of_link`], from the `present` routes. Routes to link-local addresses and multicast
+/// groups are left out: the kernel adds them itself.
+pub fn select_routes(present: &[KernelRoute], link: &Link, table: Option<u32>) -> Vec<KernelRoute> {
+    let parts = present.iter().filter_map(|route| find_part(route, &|oif| oif == link.index));
+    let mut routes: Vec<KernelRoute> = parts.collect();
     routes.retain(|route| {
         let is_automatic = match route.dst.addr() {
             IpAddr::V4(addr) => addr.is_multicast(),
             IpAddr::V6(addr) => addr.is_unicast_link_local() || addr.is_multicast(),
         };
-        uses_only_link(route, link.index) && !is_automatic
+        (table.is_none() || route.table == table) && !is_automatic
     });
     // The kernel accepts only routes through reachable gateways.
     sort_by_key(&mut routes, |route| !is_direct_route(route));
-    Ok(routes)
+    routes
 }
 
 /// Adds routes to `table`, replacing routes to the same destination.
@@ -102,14 +262,14 @@ pub fn restore_routes(
     table: u32,
     wanted: &[KernelRoute],
 ) -> Result<()> {
-    let present = routes_of_link(netlink, link, table)?;
+    let all = netlink.dump_routes(&RouteFilter { table: Some(table), ..RouteFilter::default() })?;
+    let present = select_routes(&all, link, Some(table));
     let mut done = Ok(());
     for route in present.iter().filter(|route| !wanted.contains(route)) {
-        done = done.and(netlink.delete_route(route).map(drop));
+        done = done.and(delete_part(netlink, route, &all));
     }
     for route in wanted.iter().filter(|route| !present.contains(route)) {
-        // `Create`: routes of other links to the same destination stay.
-        done = done.and(netlink.add_route(route, RouteAddMode::Create));
+        done = done.and(add_again(netlink, route));
     }
     Ok(done?)
 }

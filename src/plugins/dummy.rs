@@ -29,6 +29,8 @@ pub struct DummyConfig {
     mtu: i64,
     /// MAC of the device. Default: the kernel chooses.
     mac: String,
+    /// Whether the default routes of `ipam` are the container's. Default: true.
+    default_route: Option<bool>,
     /// `runtimeConfig.mac` (capability `mac`): the same; has precedence.
     runtime_config: MacConfig,
 }
@@ -62,7 +64,7 @@ impl Plugin for Dummy {
         undo.add_step(format!("delete \"{}\"", link.name), || {
             child::roll_back_link(&inside, &req.ifname)
         });
-        let mut result = cx.ipam_add(&mut undo)?;
+        let mut result = cx.ipam_add(&mut undo, conf.default_route)?;
         result.assign_ips_to_first();
         result.interfaces = vec![veth::interface_entry(&link, &req.sandbox.path)];
         // A dummy has no neighbours, so duplicate address detection is not needed.

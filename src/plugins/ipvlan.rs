@@ -9,7 +9,8 @@
 use serde::Deserialize;
 
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, LinkAddresses,
+    Plugin,
 };
 use crate::iface::ContainerNetns;
 use crate::iface::child::{self, MasterConfig, NewChildLink};
@@ -35,6 +36,8 @@ pub struct IpvlanConfig {
     mtu: MtuConfig,
     /// Look for the master in the container.
     link_in_container: bool,
+    /// Whether the default routes of `ipam` or `prevResult` are the container's. Default: true.
+    default_route: Option<bool>,
 }
 
 impl IpvlanConfig {
@@ -66,7 +69,8 @@ impl Plugin for Ipvlan {
         let (master, mtu) = below.resolve_master(place, host)?;
         let kind = LinkKind::Ipvlan { link: master.index, mode };
         let wanted = NewChildLink { ifname: &req.ifname, kind, mtu, mac: None };
-        req.attach_link(cx, &inside, place, &wanted, given).map(|(result, _)| result)
+        let addresses = LinkAddresses { given, default_route: conf.default_route };
+        req.attach_link(cx, &inside, place, &wanted, addresses).map(|(result, _)| result)
     }
 
     fn check(cx: &CallContext<'_>, conf: &IpvlanConfig, req: &CheckRequest) -> Result<()> {

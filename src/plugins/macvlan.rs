@@ -10,7 +10,8 @@
 use serde::Deserialize;
 
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, LinkAddresses,
+    Plugin,
 };
 use crate::iface::ContainerNetns;
 use crate::iface::child::{self, MasterConfig, NewChildLink};
@@ -40,6 +41,8 @@ pub struct MacvlanConfig {
     mac: String,
     /// Look for the master in the container.
     link_in_container: bool,
+    /// Whether the default routes of `ipam` are the container's. Default: true.
+    default_route: Option<bool>,
     /// The length of the queue of received broadcasts. Default: the kernel's.
     bcqueuelen: u32,
     /// `runtimeConfig.mac` (capability `mac`): MAC of the interface; has precedence over the
@@ -76,8 +79,9 @@ impl Plugin for Macvlan {
             bc_queue_len: conf.bcqueuelen,
         };
         let wanted = NewChildLink { ifname: &req.ifname, kind, mtu, mac: plan.mac };
-        let without_ipam = (!cx.has_ipam()).then(CniResult::new);
-        let (result, link) = req.attach_link(cx, &inside, place, &wanted, without_ipam)?;
+        let given = (!cx.has_ipam()).then(CniResult::new);
+        let addresses = LinkAddresses { given, default_route: conf.default_route };
+        let (result, link) = req.attach_link(cx, &inside, place, &wanted, addresses)?;
         if let Some(mac) = plan.mac.filter(|mac| link.mac != Some(*mac)) {
             warn!("mode \"passthru\" keeps the master's MAC: {mac} is not used");
         }

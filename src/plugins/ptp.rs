@@ -53,6 +53,8 @@ pub struct PtpConfig {
     ip_masq_backend: Option<String>,
     /// MTU of both ends in bytes, or `"auto"`. Default: the kernel's.
     mtu: MtuConfig,
+    /// Whether the default routes of `ipam` are the container's. Default: true.
+    default_route: Option<bool>,
 }
 
 impl PtpConfig {
@@ -95,7 +97,7 @@ impl Plugin for Ptp {
         });
         veth::start_host_end(host, &end, &owner.object_label(), LinkChange::new())?;
         cx.set_host_end(HostVeth::from_labelled_link(host, &end));
-        let mut result = cx.ipam_add(&mut undo)?;
+        let mut result = cx.ipam_add(&mut undo, conf.default_route)?;
         let addresses = assign_addresses(&mut result)?;
         forwarding::enable_for_link(host, &end, &result.all_addresses())?;
         add_gateways(host, &end, &addresses)?;

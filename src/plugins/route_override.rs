@@ -19,7 +19,7 @@ use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin,
     Rollback, require_prev_result,
 };
-use crate::iface::{ContainerNetns, ON_LINK, configure, routes, tables, verify};
+use crate::iface::{ContainerNetns, ON_LINK, configure, tables, verify};
 use crate::netlink::{
     KernelRoute, Link, Netlink, NetlinkResult, RT_TABLE_MAIN, RouteAddMode, RouteFilter,
 };
@@ -152,14 +152,11 @@ impl Plugin for RouteOverride {
         let links = container_links(&inside, prev, &req.ifname)?;
         let selection = RouteSelection { conf, prev };
         // A route of the result was added later, by this plugin or one behind it.
-        let is_back = |found: &&KernelRoute| {
-            is_of_links(found, &links)
-                && selection.selects(found)
-                && !verify::is_listed(found, prev)
-        };
-        if let Some(found) =
-            inside.netlink.dump_routes(&RouteFilter::default())?.iter().find(is_back)
-        {
+        let is_back =
+            |part: &KernelRoute| selection.selects(part) && !verify::is_listed(part, prev);
+        let present = inside.netlink.dump_routes(&RouteFilter::default())?;
+        let mut parts = present.iter().filter_map(|route| part_of_links(route, &links));
+        if let Some(found) = parts.find(is_back) {
             return Err(Error::internal(format!(
                 "route-override: the container has the deleted route \"{found}\""
             ))
@@ -227,8 +224,9 @@ fn container_links(
     if links.is_empty() { Ok(vec![inside.require_link(ifname.as_str())?]) } else { Ok(links) }
 }
 
-fn is_of_links(route: &KernelRoute, links: &[Link]) -> bool {
-    links.iter().any(|link| tables::uses_only_link(route, link.index))
+/// The part of a route that uses these links.
+fn part_of_links(route: &KernelRoute, links: &[Link]) -> Option<KernelRoute> {
+    tables::find_part(route, &|oif| links.iter().any(|link| link.index == oif))
 }
 
 /// The routes that the configuration deletes.
@@ -304,9 +302,7 @@ impl RouteSelection<'_> {
 /// What the kernel tells routes apart by: destination, table and metric. No two routes of IPv4 are
 /// added with the same.
 fn route_slot(route: &KernelRoute) -> (IpNet, u32, u32) {
-    let default_metric = if route.dst.addr().is_ipv4() { 0 } else { routes::IPV6_METRIC };
-    let metric = route.priority.filter(|metric| *metric != 0).unwrap_or(default_metric);
-    (route.dst.trunc(), route.table.unwrap_or(RT_TABLE_MAIN), metric)
+    (route.dst.trunc(), route.table.unwrap_or(RT_TABLE_MAIN), tables::metric(route))
 }
 
 fn is_same_route(found: &KernelRoute, wanted: &KernelRoute) -> bool {
@@ -327,6 +323,9 @@ fn is_same_route(found: &KernelRoute, wanted: &KernelRoute) -> bool {
 struct RouteChanges {
     removed: Vec<KernelRoute>,
     added: Vec<KernelRoute>,
+    /// The routes of which some of `removed` are parts.
+    #[serde(skip)]
+    shared: Vec<KernelRoute>,
 }
 
 impl RouteChanges {
@@ -339,11 +338,21 @@ impl RouteChanges {
         wanted: &CniResult,
     ) -> Result<RouteChanges> {
         let mut added = configure::plan_routes(wanted, links[0].index);
-        let (mut removed, kept): (Vec<_>, Vec<_>) =
-            netlink.dump_routes(&RouteFilter::default())?.into_iter().partition(|found| {
-                let is_wanted = added.iter().any(|route| is_same_route(found, route));
-                is_of_links(found, links) && selection.selects(found) && !is_wanted
+        let (mut removed, mut kept, mut shared) = (Vec::new(), Vec::new(), Vec::new());
+        for found in netlink.dump_routes(&RouteFilter::default())? {
+            let part = part_of_links(&found, links).filter(|part| {
+                selection.selects(part) && !added.iter().any(|route| is_same_route(part, route))
             });
+            match part {
+                Some(part) if part == found => removed.push(part),
+                Some(part) => {
+                    removed.push(part);
+                    shared.push(found.clone());
+                    kept.push(found);
+                }
+                None => kept.push(found),
+            }
+        }
         added.retain(|route| !kept.iter().any(|found| is_same_route(found, route)));
         for route in &added {
             if let Some(found) = kept.iter().find(|found| route_slot(found) == route_slot(route)) {
@@ -357,16 +366,18 @@ impl RouteChanges {
         }
         // The kernel accepts only routes through reachable gateways.
         sort_by_key(&mut removed, |route| !tables::is_direct_route(route));
-        Ok(RouteChanges { removed, added })
+        Ok(RouteChanges { removed, added, shared })
     }
 
     fn apply(&self, inside: &ContainerNetns<'_>, link: &Link, wanted: &CniResult) -> Result<()> {
         for route in &self.removed {
-            inside.netlink.delete_route(route)?;
+            tables::delete_part(&inside.netlink, route, &self.shared)?;
         }
         for route in &self.added {
             let added = inside.netlink.add_route(route, RouteAddMode::Exclusive);
-            added.map_err(|error| configure::refused_route_error(error, route, link, wanted))?;
+            added.map_err(|error| {
+                configure::refused_route_error(error.into(), route, link, wanted)
+            })?;
         }
         Ok(())
     }
@@ -383,8 +394,7 @@ impl RouteChanges {
             done = done.and(netlink.delete_route(found).map(drop));
         }
         for route in self.removed.iter().filter(|route| !kept.contains(route)) {
-            // `Create`: routes of other links to the same destination stay.
-            done = done.and(netlink.add_route(route, RouteAddMode::Create));
+            done = done.and(tables::add_again(netlink, route));
         }
         done
     }

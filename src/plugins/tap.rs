@@ -40,6 +40,8 @@ pub struct TapConfig {
     selinux_context: String,
     /// The bridge in the container that the device becomes a port of.
     bridge: String,
+    /// Whether the default routes of `ipam` are the container's. Default: true.
+    default_route: Option<bool>,
     /// Decoded for its errors, as the reference does.
     #[serde(rename = "args")]
     _args: Args<IgnoredAny>,
@@ -79,7 +81,8 @@ impl Plugin for Tap {
         let link = inside.require_link(req.ifname.as_str())?;
         let up = !l3 || cx.ipam_needs_link();
         let link = set_attributes(&inside, link, mac, mtu, bridge.as_ref(), up)?;
-        let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
+        let mut result =
+            if l3 { cx.ipam_add(&mut undo, conf.default_route)? } else { CniResult::new() };
         result.interfaces = vec![veth::interface_entry(&link, &req.sandbox.path)];
         result.assign_ips_to_first();
         if l3 {

@@ -9,7 +9,8 @@
 use serde::Deserialize;
 
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, LinkAddresses,
+    Plugin,
 };
 use crate::iface::ContainerNetns;
 use crate::iface::child::{self, MasterConfig, NewChildLink};
@@ -35,6 +36,8 @@ pub struct VlanConfig {
     mtu: i64,
     /// Look for the master in the container.
     link_in_container: bool,
+    /// Whether the default routes of `ipam` are the container's. Default: true.
+    default_route: Option<bool>,
 }
 
 impl Plugin for Vlan {
@@ -58,7 +61,8 @@ impl Plugin for Vlan {
         let id = conf.parse_vlan_id()?;
         let kind = LinkKind::Vlan { link: master.index, id };
         let wanted = NewChildLink { ifname: &req.ifname, kind, mtu, mac: None };
-        req.attach_link(cx, &inside, place, &wanted, None).map(|(result, _)| result)
+        let addresses = LinkAddresses { given: None, default_route: conf.default_route };
+        req.attach_link(cx, &inside, place, &wanted, addresses).map(|(result, _)| result)
     }
 
     fn check(cx: &CallContext<'_>, conf: &VlanConfig, req: &CheckRequest) -> Result<()> {

@@ -280,6 +280,7 @@ fn join_vrf(
     state: VolatileState,
 ) -> Result<()> {
     let RoutingDomain { link: master, table } = vrf;
+    state.leave_shared_routes(netlink, link)?;
     netlink
         .change_link(link.index, LinkChange::new().set_master(master.index))
         .context(|| format!("could not set vrf {} as master of {}", master.name, link.name))?;
@@ -289,6 +290,7 @@ fn join_vrf(
 /// Removes the interface from its VRF. A route that cannot be restored afterwards is not an error:
 /// usually the interface is about to be deleted.
 fn leave_vrf(netlink: &Netlink, link: &Link, state: &VolatileState) -> Result<()> {
+    state.leave_shared_routes(netlink, link)?;
     netlink
         .change_link(link.index, LinkChange::new().clear_master())
         .context(|| format!("take {} out of its VRF", link.name))?;
@@ -323,6 +325,8 @@ fn delete_unused_vrf(netlink: &Netlink, vrf: &RoutingDomain, left: bool) -> Resu
 struct VolatileState {
     addrs: Vec<LinkAddress>,
     routes: Vec<KernelRoute>,
+    /// The routes of which some of `routes` are parts: the kernel drops no next hop of these.
+    shared: Vec<KernelRoute>,
 }
 
 impl VolatileState {
@@ -330,11 +334,23 @@ impl VolatileState {
     fn from_link(netlink: &Netlink, link: &Link) -> Result<VolatileState> {
         let mut addrs = global_ipv6_addresses(netlink, link)?;
         addrs.retain(|addr| addr.flags & TEMPORARY == 0);
-        let mut routes = tables::routes_of_link(netlink, link, None)?;
+        let mut shared = netlink.dump_routes(&RouteFilter::default())?;
+        let mut routes = tables::select_routes(&shared, link, None);
         routes.retain(|route| {
             route.protocol != Some(BY_KERNEL) && route.table != Some(RT_TABLE_LOCAL)
         });
-        Ok(VolatileState { addrs, routes })
+        shared.retain(|route| tables::is_shared(route, link.index));
+        Ok(VolatileState { addrs, routes, shared })
+    }
+
+    /// Takes the next hops through the link out of the routes that it shares with other links.
+    fn leave_shared_routes(&self, netlink: &Netlink, link: &Link) -> Result<()> {
+        for whole in &self.shared {
+            if let Some(part) = tables::find_part(whole, &|oif| oif == link.index) {
+                tables::delete_part(netlink, &part, &self.shared)?;
+            }
+        }
+        Ok(())
     }
 
     /// Moves the routes of one table to another.
@@ -365,10 +381,17 @@ impl VolatileState {
         if link.up {
             self.wait_for_routes(netlink, main, local)?;
         }
+        let present = netlink.dump_routes(&RouteFilter::default())?;
         for route in &self.routes {
-            netlink
-                .add_route(route, RouteAddMode::Replace)
-                .context(|| format!("could not add route '{route}'"))?;
+            let is_chosen = !tables::has_usual_metric(route);
+            let failed = || format!("could not add route '{route}'");
+            match tables::prefer_to_others(netlink, link, route, is_chosen, &present)
+                .context(failed)?
+            {
+                Some(preferred) => netlink.add_route(&preferred, RouteAddMode::Create),
+                None => netlink.add_route(route, RouteAddMode::Replace),
+            }
+            .context(failed)?;
         }
         Ok(())
     }

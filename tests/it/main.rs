@@ -44,6 +44,7 @@
 //! | `protocol` | environment, versions, errors, VERSION, what a plugin prints about itself |
 //! | `restricted` | read-only kernel parameters, a kernel without IPv6, a user namespace |
 //! | `scale` | every feature with state of all attachments, at 1, 20 and 200 |
+//! | `second_network` | two networks with the same routes: which one is preferred, what moves them |
 //! | `status` | STATUS succeeds exactly if the next ADD does |
 //! | **faults, dead and hostile containers** | |
 //! | `alive` | no live container is declared dead, and what the dead leave is reclaimed |
@@ -162,6 +163,7 @@ mod route_override;
 mod sanity;
 mod sbr;
 mod scale;
+mod second_network;
 mod seven;
 mod spoof;
 mod static_plugin;

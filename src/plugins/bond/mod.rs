@@ -43,6 +43,8 @@ pub struct BondConfig {
     links: Vec<BondLink>,
     /// The links are in the container already, and stay there.
     links_in_container: bool,
+    /// Whether the default routes of `ipam` are the container's. Default: true.
+    default_route: Option<bool>,
     /// The interval in ms at which the carrier of the links is checked; 0 for never. Default: 100.
     miimon: NumberOrText,
     /// MTU in bytes of the bond and its links, at most theirs. Default: 1500.
@@ -132,7 +134,8 @@ impl Plugin for Bond {
         if !l3 || cx.ipam_needs_link() {
             inside.netlink.change_link(bond.index, LinkChange::new().set_up())?;
         }
-        let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
+        let mut result =
+            if l3 { cx.ipam_add(&mut undo, conf.default_route)? } else { CniResult::new() };
         child::complete_link(&inside, &req.ifname, &req.sandbox.path, &mut result)?;
         cx.finish_result(&mut result);
         undo.commit();

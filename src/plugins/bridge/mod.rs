@@ -53,6 +53,8 @@ pub struct BridgeConfig {
     is_gateway: bool,
     /// As `isGateway`, and make it the container's default route.
     is_default_gateway: bool,
+    /// Whether the default routes of `ipam` are the container's. Default: true.
+    default_route: Option<bool>,
     /// Replace other addresses of the bridge instead of refusing.
     force_address: bool,
     /// Masquerade the container's traffic to other networks.
@@ -150,7 +152,8 @@ impl Plugin for Bridge {
             mac::require_unused(host, &plan, &bridge.link, &port)?;
         }
         start_port(host, &plan, owner, &bridge.link, &port)?;
-        let mut result = if plan.l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
+        let mut result =
+            if plan.l3 { cx.ipam_add(&mut undo, conf.default_route)? } else { CniResult::new() };
         let gateways = plan.assign_gateways(&mut result);
 
         result.interfaces =
@@ -290,6 +293,11 @@ impl<'a> BridgePlan<'a> {
                 "remove one of them: with \"hairpinMode\" a container reaches its own mapped \
                  ports on every node",
             ));
+        }
+        if conf.is_default_gateway && conf.default_route == Some(false) {
+            let msg =
+                "\"isDefaultGateway\" adds the default routes that \"defaultRoute\": false omits";
+            return Err(Error::config(msg).with_details("set \"isGateway\" instead"));
         }
         let masquerades = l3 && conf.ip_masq;
         let backend = conf.ip_masq_backend.as_deref().filter(|_| masquerades);

@@ -51,6 +51,8 @@ pub struct HostDeviceConfig {
     pci_bus_id: Option<String>,
     /// Give the container the addresses and routes that the device has on the host.
     use_interface_network: bool,
+    /// Whether the default routes of `ipam` and of the device are the container's. Default: true.
+    default_route: Option<bool>,
     runtime_config: HostDeviceRuntimeConfig,
 }
 
@@ -81,7 +83,7 @@ impl Plugin for HostDevice {
                 let msg = format!("useInterfaceNetwork: a program drives {pci}");
                 return Err(Error::config(msg).with_details("it has no addresses and routes"));
             }
-            return report_user_space_pci(cx, req, pci);
+            return report_user_space_pci(cx, conf, req, pci);
         }
         let (inside, host) = (ContainerNetns::open_in(netns)?, cx.host_netlink()?);
         let records = DeviceRecordStore::for_network(NAME, &cx.net.name);
@@ -97,7 +99,7 @@ impl Plugin for HostDevice {
         let origin = state_for_record(host, &device, &cx.net.name)?;
         let mut network = HostNetwork::default();
         if conf.use_interface_network {
-            network = HostNetwork::from_device(host, &device)?;
+            network = HostNetwork::from_device(host, &device, conf.default_route)?;
         }
         let netns_id = req.sandbox.netns_identity();
         let record = DeviceRecord {
@@ -114,7 +116,8 @@ impl Plugin for HostDevice {
         records.save_record(&record)?;
         let up = (!l3 && network.ips.is_empty()) || cx.ipam_needs_link();
         transfer::move_into_container(host, &device, netns, req.ifname.as_str(), up)?;
-        let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
+        let mut result =
+            if l3 { cx.ipam_add(&mut undo, conf.default_route)? } else { CniResult::new() };
         network.ips.retain(|ip| result.ips.iter().all(|other| other.address != ip.address));
         result.ips.append(&mut network.ips);
         let link = child::complete_link(&inside, &req.ifname, &req.sandbox.path, &mut result)?;
@@ -211,10 +214,16 @@ fn explain_missing_device(error: Error, selector: &DeviceSelector, cx: &CallCont
 
 /// The result for a device with a userspace driver: it has no interface to move, and a program uses
 /// the addresses.
-fn report_user_space_pci(cx: &CallContext<'_>, req: &AddRequest, pci: &str) -> Result<CniResult> {
+fn report_user_space_pci(
+    cx: &CallContext<'_>,
+    conf: &HostDeviceConfig,
+    req: &AddRequest,
+    pci: &str,
+) -> Result<CniResult> {
     let mut undo = Rollback::new();
     let l3 = cx.has_ipam();
-    let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
+    let mut result =
+        if l3 { cx.ipam_add(&mut undo, conf.default_route)? } else { CniResult::new() };
     result.interfaces = vec![ResultInterface {
         name: req.ifname.to_string(),
         sandbox: req.sandbox.path.clone(),

@@ -124,8 +124,10 @@ impl Plugin for Sbr {
         let netlink = &inside.netlink;
         let link = inside.require_link(req.ifname.as_str())?;
         let routes = netlink.dump_routes(&RouteFilter::default())?;
-        let own: Vec<&KernelRoute> =
-            routes.iter().filter(|route| tables::uses_only_link(route, link.index)).collect();
+        let own = tables::select_routes(&routes, &link, None);
+        if table.is_none() {
+            verify_not_shared(&routes, &link)?;
+        }
         let rules = netlink.dump_rules()?;
         for ip in ips {
             let addr = ip.address.addr();
@@ -299,7 +301,7 @@ fn move_routes_back(
 fn verify_default_route(
     source: &RuleSource,
     gateways: &[IpAddr],
-    own: &[&KernelRoute],
+    own: &[KernelRoute],
     name: &str,
 ) -> Result<()> {
     let Some(gateway) = source.gateway else { return Ok(()) };
@@ -318,11 +320,23 @@ fn verify_default_route(
     Err(Error::internal(msg))
 }
 
+/// Verifies that no route of the main table uses the link and another one: ADD has taken the link's
+/// next hops out of it.
+fn verify_not_shared(routes: &[KernelRoute], link: &Link) -> Result<()> {
+    let is_left = |route: &&KernelRoute| {
+        route.table == Some(RT_TABLE_MAIN) && tables::is_shared(route, link.index)
+    };
+    let Some(route) = routes.iter().find(is_left) else { return Ok(()) };
+    let (dst, name) = (route.dst, &link.name);
+    let msg = format!("sbr: the route of the main table to {dst} has a next hop through {name}");
+    Err(Error::internal(msg))
+}
+
 /// Verifies that the main table has a source address for the address's subnet.
-fn verify_source_hint(source: &RuleSource, own: &[&KernelRoute]) -> Result<()> {
+fn verify_source_hint(source: &RuleSource, own: &[KernelRoute]) -> Result<()> {
     let Some(network) = source.source_network() else { return Ok(()) };
     // One of the addresses in the subnet is the source.
-    let is_hint = |route: &&KernelRoute| {
+    let is_hint = |route: &KernelRoute| {
         route.table == Some(RT_TABLE_MAIN) && route.dst == network && route.src.is_some()
     };
     if own.iter().any(is_hint) {

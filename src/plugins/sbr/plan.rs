@@ -53,6 +53,8 @@ pub(super) struct RoutingPlan {
     link: Link,
     sources: Vec<RuleSource>,
     rules: Vec<PolicyRule>,
+    /// All routes.
+    present: Vec<KernelRoute>,
     /// The tables main and of the sources, with the link's routes in them.
     before: Vec<(u32, Vec<KernelRoute>)>,
     /// Whether the gateway of each family, IPv4 first, is configured.
@@ -83,25 +85,25 @@ impl RoutingPlan {
     ) -> Result<RoutingPlan> {
         let mut tables =
             RoutingTables::read_tables(netlink).context(|| "Failed to list all rules")?;
-        let routes = netlink.dump_routes(&RouteFilter::default())?;
+        let present = netlink.dump_routes(&RouteFilter::default())?;
         let (mut sources, mut rules) = (Vec::new(), Vec::new());
-        let mut before =
-            vec![(RT_TABLE_MAIN, tables::routes_of_link(netlink, &link, RT_TABLE_MAIN)?)];
+        let own = |table| (table, tables::select_routes(&present, &link, Some(table)));
+        let mut before = vec![own(RT_TABLE_MAIN)];
         for ip in ips {
             let addr = ip.address.addr();
             let known = |rule: &&PolicyRule| {
-                is_rule_from(rule, addr) && is_own_table(rule.table, &routes, Some(&link))
+                is_rule_from(rule, addr) && is_own_table(rule.table, &present, Some(&link))
             };
             let known = tables.rules.iter().find(known).map(|rule| rule.table);
             let table = known.map_or_else(|| tables.take_free(FIRST_TABLE), Ok)?;
             if known.is_none() {
                 rules.push(PolicyRule::from_host(addr, table));
             }
-            before.push((table, tables::routes_of_link(netlink, &link, table)?));
+            before.push(own(table));
             sources.push(RuleSource::new(ip, gateways, table));
         }
         let fixed = [true, false].map(|v4| gateways.iter().any(|gw| gw.is_ipv4() == v4));
-        Ok(RoutingPlan { link, sources, rules, before, fixed })
+        Ok(RoutingPlan { link, sources, rules, present, before, fixed })
     }
 
     /// Adds the rules first, by which DEL finds the tables if ADD is killed; changes the main table
@@ -124,12 +126,13 @@ impl RoutingPlan {
             let failed = || format!("add the source {} to the subnet", self.link.name);
             // Not replaced: the kernel might replace the route of another interface to the subnet.
             for former in self.main_routes().iter().filter(|former| former.dst == route.dst) {
-                netlink.delete_route(former).context(failed)?;
+                tables::delete_part(netlink, former, &self.present).context(failed)?;
             }
             netlink.add_route(route, RouteAddMode::Create).context(failed)?;
         }
         for route in self.routes_to_delete(hints) {
-            netlink.delete_route(route).context(|| "Failed to delete route")?;
+            tables::delete_part(netlink, route, &self.present)
+                .context(|| "Failed to delete route")?;
         }
         Ok(())
     }
@@ -168,7 +171,7 @@ impl RoutingPlan {
                 && !present.iter().any(|r| r.dst == route.dst && r.priority == route.priority)
         });
         let (near, far): (Vec<KernelRoute>, Vec<KernelRoute>) =
-            copied.cloned().partition(tables::is_direct_route);
+            copied.map(alone_in_table).partition(tables::is_direct_route);
         let has_default = present.iter().any(|r| is_default(r) && source.is_of_family(r));
         let default = source.gateway.filter(|_| fixed || !has_default).map(|gw| {
             let mut direct = near.iter().chain(present).filter(|r| tables::is_direct_route(r));
@@ -230,6 +233,15 @@ impl RoutingPlan {
     }
 }
 
+/// The route for a table without routes of other links, for which ADD lowered its metric.
+fn alone_in_table(route: &KernelRoute) -> KernelRoute {
+    let is_lowered = route.dst.addr().is_ipv6()
+        && tables::has_usual_metric(route)
+        && !tables::is_direct_route(route);
+    let priority = if is_lowered { Some(tables::IPV6_METRIC) } else { route.priority };
+    KernelRoute { priority, ..route.clone() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -257,6 +269,7 @@ mod tests {
             link: Link { index: 7, name: "net1".to_owned(), ..Link::default() },
             sources: sources.to_vec(),
             rules: Vec::new(),
+            present: Vec::new(),
             before: vec![(RT_TABLE_MAIN, main)],
             fixed: [false, false],
         }
