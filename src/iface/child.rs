@@ -49,8 +49,11 @@ pub struct NewChildLink<'a> {
 /// The master called `name`; without a name, the link of the default route, IPv4 first.
 fn find_master(netlink: &Netlink, name: &str) -> Result<Link> {
     if name.is_empty() {
-        return default_route_link(netlink)
-            .map_err(|e| e.with_details("name the link in the key \"master\""));
+        return default_route_link(netlink).map_err(|e| {
+            e.with_details(
+                "name the link in the key \"master\"; with \"linkInContainer\" one of the container",
+            )
+        });
     }
     let failed = || format!("failed to lookup master \"{name}\"");
     if let Some(link) = netlink.find_link(name).context(failed)? {
@@ -111,29 +114,41 @@ pub fn create_link(
         // The link may exist.
         drop(delete_link(inside.netns, wanted.ifname, &wanted.kind.to_string(), None));
     }
-    let remedy = refused.errno().and_then(|errno| refusal_remedy(errno, &wanted.kind));
+    let remedy = refused.errno().and_then(|errno| refusal_remedy(netlink, errno, &wanted.kind));
     let error = Error::from(refused).context(failed());
     Err(remedy.map_or(error.clone(), |remedy| error.with_details(remedy)))
 }
 
 /// The remedy for a refused request, by its errno.
-fn refusal_remedy(errno: Errno, kind: &LinkKind<'_>) -> Option<&'static str> {
-    match (errno, kind) {
-        (Errno::EBUSY, LinkKind::Macvlan { .. } | LinkKind::Ipvlan { .. }) => {
-            Some("the master is a port of a bridge or bond, or has children of another kind")
+fn refusal_remedy(netlink: &Netlink, errno: Errno, kind: &LinkKind<'_>) -> Option<String> {
+    let find = |index: u32| netlink.find_link_by_index(index).ok().flatten();
+    Some(match (errno, kind) {
+        (Errno::EBUSY, LinkKind::Macvlan { link, .. } | LinkKind::Ipvlan { link, .. }) => {
+            let master = find(*link)?;
+            match master.master.and_then(find) {
+                Some(Link { name, kind, .. }) => format!(
+                    "\"{}\" is a port of \"{name}\" ({}): write \"master\": \"{name}\"",
+                    master.name,
+                    kind.unwrap_or_default()
+                ),
+                None => format!("\"{}\" has children of another kind", master.name),
+            }
         }
         (Errno::EADDRINUSE, LinkKind::Macvlan { .. }) => {
-            Some("another macvlan on the master, or the master itself, has this MAC address")
+            "another macvlan on the master, or the master itself, has this MAC address".to_owned()
         }
-        (Errno::EINVAL, LinkKind::Macvlan { .. }) => Some(
+        (Errno::EINVAL, LinkKind::Macvlan { .. }) => {
             "choose another master: a macvlan in mode \"passthru\" is the only one on its master, \
-             which must be an Ethernet device",
-        ),
-        (Errno::EEXIST, LinkKind::Vlan { .. }) => {
-            Some("another link, maybe of another container, has this VLAN of this master")
+             which must be an Ethernet device"
+                .to_owned()
         }
-        _ => None,
-    }
+        (Errno::EEXIST, LinkKind::Vlan { link, id }) => format!(
+            "another link, maybe of another container, has VLAN {id} of \"{}\": several containers \
+             share it by a bridge",
+            find(*link)?.name
+        ),
+        _ => return None,
+    })
 }
 
 /// Deletes the link that [`create_link`] has created.

@@ -371,7 +371,23 @@ pub fn plan_routes(result: &CniResult, oif: u32) -> Vec<KernelRoute> {
             None => planned.push((key, vec![gw])),
         }
     }
-    planned.into_iter().map(|(key, gateways)| kernel_route(&key, &gateways, oif)).collect()
+    planned
+        .into_iter()
+        .map(|(key, gateways)| {
+            let route = kernel_route(&key, &gateways, oif);
+            KernelRoute { onlink: route.gw.is_some_and(|gw| is_outside(gw, result)), ..route }
+        })
+        .collect()
+}
+
+/// Whether `gw` is the gateway of an address, but in no subnet of the interface, as with hosters
+/// that give single addresses. No route of the result leads to it either.
+fn is_outside(gw: IpAddr, result: &CniResult) -> bool {
+    let is_link_local = matches!(gw, IpAddr::V6(gw) if gw.is_unicast_link_local());
+    result.ips.iter().any(|ip| ip.gateway == Some(gw))
+        && !is_link_local
+        && !result.ips.iter().any(|ip| ip.address.contains(&gw))
+        && !result.routes.iter().any(|route| route.dst.contains(&gw) && is_on_link(route, result))
 }
 
 fn kernel_route(route: &cni::ResultRoute, gateways: &[Option<IpAddr>], oif: u32) -> KernelRoute {

@@ -167,7 +167,7 @@ impl Netlink {
             let link = self.require_link_by_index(index)?.name;
             let addr = failed.net.addr();
             return Err(NetlinkError::Dad(format!(
-                "link {link} has address {addr} in DADFAILED state"
+                "another host on the link of \"{link}\" uses the address {addr}"
             )));
         }
         Ok(!addrs.iter().any(LinkAddress::is_tentative))

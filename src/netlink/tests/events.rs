@@ -155,5 +155,5 @@ fn a_duplicate_address_is_an_error() {
     netlink.add_address(veth.index, &addr).unwrap();
     let error = netlink.wait_for_addresses(veth.index, LONG).unwrap_err();
     assert!(matches!(error, NetlinkError::Dad(_)));
-    assert_eq!(error.to_string(), "link veth has address fd00::1 in DADFAILED state");
+    assert_eq!(error.to_string(), "another host on the link of \"veth\" uses the address fd00::1");
 }

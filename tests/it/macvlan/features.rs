@@ -62,7 +62,7 @@ fn a_duplicate_ipv6_address_is_refused() {
     let net = simple(&node, &json!({"ipam": node.host_local(&["2001:db8:1::/64"])}));
     let before = (node.snapshot(), container.snapshot(&node));
     let msg = "failed to settle addresses for \"eth0\": \
-               link eth0 has address 2001:db8:1::2 in DADFAILED state";
+               another host on the link of \"eth0\" uses the address 2001:db8:1::2";
     assert_eq!(net.on("ADD", &container).error().brief(), (999, msg));
     settles(&before.0, || node.snapshot());
     settles(&before.1, || container.snapshot(&node));

@@ -166,7 +166,7 @@ fn a_master_in_use_by_another_driver_is_explained() {
     node.sh("ip link add sw0 type bridge; ip link set wire0 master sw0");
     let error = layer2(&node, &json!({})).on("ADD", &Container::new()).error();
     assert!(error.msg.ends_with("device or resource busy"), "{error:?}");
-    assert!(error.details.starts_with("the master is a port of a bridge"), "{error:?}");
+    assert!(error.details.starts_with("\"wire0\" is a port of \"sw0\" (bridge)"), "{error:?}");
 }
 
 #[test]
