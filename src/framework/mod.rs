@@ -10,6 +10,7 @@ pub mod call;
 mod context;
 mod delegate;
 mod dispatch;
+mod host_name;
 mod living;
 pub mod plugin;
 pub mod port_owner;

@@ -21,6 +21,8 @@ const NAME_TRIES: usize = 10;
 /// The pair to create.
 pub struct NewVethPair<'a> {
     pub ifname: &'a InterfaceName,
+    /// The name of the host's end; `None` for a random one.
+    pub host_name: Option<InterfaceName>,
     /// The MTU of both ends in bytes; 0 leaves it to the kernel.
     pub mtu: u32,
     /// The hardware address of the container's end; `None` for a random one.
@@ -49,7 +51,8 @@ pub fn add_pair(host: &Netlink, netns: &Netns, wanted: &NewVethPair<'_>) -> Resu
             .with_mac(MacAddress::random_for_bridge_port());
         if let Some(master) = wanted.master { link.with_master(master) } else { link }
     };
-    let host = create_with_random_name(host, &pair, &|error, name| {
+    let chosen = wanted.host_name.as_ref().map(InterfaceName::as_str);
+    let host = create_with_free_name(host, chosen, &pair, &|error, name| {
         // If the namespace cannot be entered, that error explains more than `error`.
         let inside = Netlink::open_in(netns)?;
         if !error.is_exists() {
@@ -86,25 +89,34 @@ pub fn add_pair(host: &Netlink, netns: &Netns, wanted: &NewVethPair<'_>) -> Resu
     Ok(VethPairEnds { host, container })
 }
 
-/// Creates a veth pair whose one end has a random name, and returns that end. `pair` makes the
-/// request for a name. `refused` is called with the kernel's error for a name, and returns success
-/// to try another name.
-pub fn create_with_random_name<'p>(
+/// Creates a veth pair whose one end has the name that was `chosen`, or else a random one, and
+/// returns that end. `pair` makes the request for a name. `refused` is called with the kernel's
+/// error for a name, and returns success if another link has the name.
+pub fn create_with_free_name<'p>(
     host: &Netlink,
+    chosen: Option<&str>,
     pair: &dyn Fn(&str) -> NewLink<'p>,
     refused: &dyn Fn(netlink::NetlinkError, &str) -> Result<()>,
 ) -> Result<Link> {
     for _ in 0..NAME_TRIES {
-        let name = format!("veth{:08x}", random_number());
-        match host.add_and_read_link(&pair(&name)) {
+        let random = format!("veth{:08x}", random_number());
+        let name = chosen.unwrap_or(&random);
+        match host.add_and_read_link(&pair(name)) {
             Ok(link) => return Ok(link),
             Err(error) => {
-                if error.is_unanswered() {
+                if error.is_unanswered() && chosen.is_none() {
                     // The pair may have been created: a link with the random name is its end.
-                    drop(host.delete_link(&name));
+                    drop(host.delete_link(name));
                 }
-                refused(error, &name)?;
+                refused(error, name)?;
             }
+        }
+        if chosen.is_some() {
+            return Err(Error::internal(format!("the host has an interface \"{name}\" already"))
+                .with_details(
+                    "several containers need several names: put {{container}}, or {{namespace}} and \
+                     {{pod}}, into \"hostInterfaceName\"",
+                ));
         }
     }
     Err(Error::internal("failed to find a unique veth name"))
@@ -115,7 +127,7 @@ pub(super) fn random_number() -> u32 {
     (RandomState::new().build_hasher().finish() & 0xffff_ffff) as u32
 }
 
-/// Whether a name has the pattern of [`create_with_random_name`]: `veth` and eight hexadecimal
+/// Whether a name is a random one of [`create_with_free_name`]: `veth` and eight hexadecimal
 /// digits, as in the reference plugins.
 fn is_random_name(name: &str) -> bool {
     let digits = name.strip_prefix("veth").unwrap_or_default();

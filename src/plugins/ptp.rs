@@ -53,6 +53,9 @@ pub struct PtpConfig {
     ip_masq_backend: Option<String>,
     /// MTU of both ends in bytes, or `"auto"`. Default: the kernel's.
     mtu: MtuConfig,
+    /// The name of the host's end, in which `{{pod}}` and other variables stand for their values.
+    /// Default: a random one.
+    host_interface_name: String,
     /// Whether the default routes of `ipam` are the container's. Default: true.
     default_route: Option<bool>,
 }
@@ -72,8 +75,9 @@ impl Plugin for Ptp {
     const REPAIRS: bool = true;
     type Conf = PtpConfig;
 
-    fn examine(_: &CallContext<'_>, conf: &PtpConfig, _: &mut ConfigRemarks) -> Result<()> {
+    fn examine(cx: &CallContext<'_>, conf: &PtpConfig, _: &mut ConfigRemarks) -> Result<()> {
         conf.mtu.require_ethernet()?;
+        cx.host_interface_name(&conf.host_interface_name, cx.example_attachment())?;
         conf.masquerade_backend().map(drop)
     }
 
@@ -86,11 +90,12 @@ impl Plugin for Ptp {
 
         // Created before IPAM is called, so that an attachment that exists already keeps its
         // address.
-        let wanted = NewVethPair { ifname: &req.ifname, mtu, mac: None, master: None };
+        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+        let host_name = cx.host_interface_name(&conf.host_interface_name, owner)?;
+        let wanted = NewVethPair { ifname: &req.ifname, host_name, mtu, mac: None, master: None };
         let inside = ContainerNetns::open_in(netns)?;
         let veth::VethPairEnds { host: end, container: link } =
             veth::add_pair(host, netns, &wanted)?;
-        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let index = end.index;
         undo.add_step(format!("delete \"{}\"", end.name), move || {
             Ok(host.delete_link_by_index(index).map(drop)?)

@@ -14,6 +14,7 @@
 //! | `loopback` | `lo` up and down |
 //! | `macvlan`, `ipvlan` | children of a link: modes, masters, traffic, CHECK |
 //! | `mtu` | `"mtu": "auto"` in every plugin that supports it |
+//! | `host_name` | names of the host's end by `hostInterfaceName` |
 //! | `ptp` | routes on both sides, CHECK, refusals |
 //! | `tap` | tap devices, and programs that read and write Ethernet frames |
 //! | **IPAM plugins** | |
@@ -138,6 +139,7 @@ mod footprint;
 mod handover;
 mod host_device;
 mod host_local;
+mod host_name;
 mod hostile;
 mod in_doubt;
 mod install;

@@ -61,6 +61,9 @@ pub struct BridgeConfig {
     ip_masq: bool,
     /// `iptables` or `nftables`. Default: [`RuleBackend::choose_for_add`].
     ip_masq_backend: Option<String>,
+    /// The name of the host's end, in which `{{pod}}` and other variables stand for their values.
+    /// Default: a random one.
+    host_interface_name: String,
     /// MTU of the pair, and of the bridge where it is created, in bytes, or `"auto"`. Default: the
     /// kernel's.
     mtu: MtuConfig,
@@ -116,6 +119,7 @@ impl Plugin for Bridge {
                 .push(Error::config(msg).with_details("add \"ipam\", or remove the key"));
         }
         conf.mtu.require_ethernet()?;
+        cx.host_interface_name(&conf.host_interface_name, cx.example_attachment())?;
         BridgePlan::from_config(cx, conf).map(drop)
     }
 
@@ -129,10 +133,11 @@ impl Plugin for Bridge {
         let mut undo = Rollback::new();
 
         let master = Some(bridge.link.index);
-        let wanted = NewVethPair { ifname: &req.ifname, mtu, mac: plan.mac, master };
+        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+        let host_name = cx.host_interface_name(&conf.host_interface_name, owner)?;
+        let wanted = NewVethPair { ifname: &req.ifname, host_name, mtu, mac: plan.mac, master };
         let veth::VethPairEnds { host: port, container: link } =
             veth::add_pair(host, netns, &wanted)?;
-        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let index = port.index;
         let delete_port = move || Ok(host.delete_link_by_index(index).map(drop)?);
         undo.add_step(format!("delete \"{}\"", port.name), delete_port);

@@ -57,8 +57,9 @@ pub(super) fn ensure_interface<'a>(
 
 /// Creates the pair, the gateway's end first, so that the other end has the lower index.
 fn create_veth_pair(host: &Netlink, bridge: &Link, name: &str) -> Result<Link> {
-    veth::create_with_random_name(
+    veth::create_with_free_name(
         host,
+        None,
         &|port| {
             let peer = VethPeer::new(port)
                 .with_mtu(bridge.mtu)
