@@ -1,5 +1,5 @@
 //! Addresses and routes of a configuration that no container can use, for `cnibox lint` and the
-//! warnings of ADD.
+//! warnings of ADD; and default routes that the container does not want.
 
 use std::net::IpAddr;
 
@@ -19,6 +19,13 @@ pub fn reserved_address_kind(ip: IpAddr, subnet: IpNet) -> Option<&'static str> 
         ip if ip == subnet.network() => Some("network"),
         ip if ip.is_ipv4() && ip == subnet.broadcast() => Some("broadcast"),
         _ => None,
+    }
+}
+
+/// Removes the default routes of an IPAM plugin's result, if the key `defaultRoute` is false.
+pub fn omit_default_routes(result: &mut CniResult, default_route: Option<bool>) {
+    if default_route == Some(false) {
+        result.routes.retain(|route| route.dst.prefix_len() != 0);
     }
 }
 

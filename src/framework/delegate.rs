@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use super::addressing::omit_default_routes;
 use super::call::{
     AppletKind, BuiltinPlugin, PluginCall, PluginCaller, PluginFunction, TURN_VARIABLE,
 };
@@ -220,13 +221,6 @@ impl<'a> CallContext<'a> {
 
     pub fn ipam_status(&'a self) -> Result<()> {
         self.ipam_plugin()?.run_verb(CniVerb::Status).map(drop)
-    }
-}
-
-/// Removes the default routes of an IPAM plugin's result, if the key `defaultRoute` is false.
-pub(super) fn omit_default_routes(result: &mut CniResult, default_route: Option<bool>) {
-    if default_route == Some(false) {
-        result.routes.retain(|route| route.dst.prefix_len() != 0);
     }
 }
 

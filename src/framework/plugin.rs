@@ -5,9 +5,9 @@ use std::path::Path;
 
 use serde::de::DeserializeOwned;
 
+use super::addressing::omit_default_routes;
 use super::call::ConfigRemarks;
 use super::context::CallContext;
-use super::delegate::omit_default_routes;
 use super::rollback::{Failures, Rollback};
 use crate::iface::child::{self, CheckedLink, NewChildLink, RecordedLink};
 use crate::iface::{ContainerNetns, veth};

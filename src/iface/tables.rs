@@ -16,6 +16,9 @@ use cni::sort::sort_by_key;
 /// `default`, `main` and `local`, the tables of the kernel's own rules.
 const RESERVED: std::ops::RangeInclusive<u32> = 253..=255;
 
+/// `RT_SCOPE_SITE`, which is wider than that of a link, as a gateway requires.
+const RT_SCOPE_SITE: u8 = 200;
+
 /// The metric of an IPv6 route that is added without one.
 pub const IPV6_METRIC: u32 = 1024;
 
@@ -102,12 +105,12 @@ pub fn delete_part(
             && find_part(whole, &is_own).as_ref() == Some(part)
     });
     let Some(whole) = whole else { return netlink.delete_route(part).map(drop) };
-    // IPv4 has no request for a single next hop.
-    netlink.delete_route(whole)?;
-    match find_part(whole, &|oif| !is_own(oif)) {
-        Some(rest) => netlink.add_route(&rest, RouteAddMode::Create),
-        None => Ok(()),
+    // IPv4 has no request for a single next hop. The others are added behind the route first: they
+    // are never without a route, and the deletion finds the first route that begins with its hops.
+    if let Some(rest) = find_part(whole, &|oif| !is_own(oif)) {
+        netlink.add_route(&rest, RouteAddMode::Append)?;
     }
+    netlink.delete_route(whole).map(drop)
 }
 
 /// Adds a route again. As part of another link's route it is not added.
@@ -151,7 +154,8 @@ pub fn add_preferred(
 
 /// The route as [`add_preferred`] adds it; `None` if no other link has a route with the same
 /// destination and metric among those `present`. IPv4 puts the newest route in front of the others;
-/// with IPv6 the metric is lowered, as equal ones would become one route of both links.
+/// with IPv6 the metric is lowered, as equal ones would become one route of both links. IPv4 takes
+/// turns among default routes of one scope while their gateways are idle, so the scope differs.
 pub fn prefer_to_others(
     netlink: &Netlink,
     link: &Link,
@@ -174,6 +178,10 @@ pub fn prefer_to_others(
     let mut preferred = route.clone();
     if dst.addr().is_ipv6() {
         preferred.priority = lower_metric(&similar, &is_own, wanted);
+    }
+    if dst.addr().is_ipv4() && dst.prefix_len() == 0 && route.gw.is_some() {
+        let is_free = |scope: &u8| !similar.iter().any(|route| route.scope == Some(*scope));
+        preferred.scope = (1..=RT_SCOPE_SITE).rev().find(is_free);
     }
     if is_chosen || (dst.addr().is_ipv6() && preferred.priority.is_none()) {
         let msg = format!("\"{other}\" has a route to {dst} with the metric {wanted}, too");
