@@ -81,7 +81,7 @@ impl DhcpLeaseChange {
     /// by another program: it is not changed, and the function returns `false`.
     pub fn apply_to_interface(&self, ifname: &str) -> Result<bool> {
         let here = Netns::open_current()?;
-        let inside = ContainerNetns { netns: &here, netlink: Netlink::open()? };
+        let inside = ContainerNetns { netns: &here, netlink: Netlink::open()?, accept_ra: None };
         let link = inside.require_link(ifname)?;
         let present = inside.netlink.dump_addresses(link.index)?;
         let has = |lease: &DhcpLease| present.iter().any(|addr| addr.net == lease.ip_net());

@@ -252,11 +252,16 @@ pub fn prepare_ipv6(
         return Ok(());
     }
     let key = |ifname: &str, key: &str| format!("net/ipv6/conf/{ifname}/{key}");
+    let refuses_advertisements = inside.accept_ra == Some(false);
     inside.netns.run_inside(|| {
         try_set(&key("lo", "disable_ipv6"), "0");
         // `ensure`: a parameter with the right value need not be writable.
         sysctl::ensure_value(&key(ifname, "disable_ipv6"), "0")
             .context(|| "configure the interface")?;
+        if refuses_advertisements {
+            sysctl::ensure_value(&key(ifname, "accept_ra"), "0")
+                .context(|| "\"acceptRA\": false")?;
+        }
         if let Err(error) = sysctl::ensure_value(&key(ifname, "keep_addr_on_down"), "1") {
             warn!("{error}; IPv6 addresses are lost if the interface is set down");
         }

@@ -12,12 +12,20 @@ pub(super) const DEL_FIRST: &str =
 pub struct ContainerNetns<'a> {
     pub netns: &'a Netns,
     pub netlink: Netlink,
+    /// The key `acceptRA`: false refuses router advertisements of the interface.
+    pub accept_ra: Option<bool>,
 }
 
 impl<'a> ContainerNetns<'a> {
     /// Opens a netlink socket in `netns`.
     pub fn open_in(netns: &'a Netns) -> Result<ContainerNetns<'a>> {
-        Ok(ContainerNetns { netns, netlink: Netlink::open_in(netns)? })
+        Ok(ContainerNetns { netns, netlink: Netlink::open_in(netns)?, accept_ra: None })
+    }
+
+    /// The same for an interface that is configured as `accept_ra` says.
+    #[must_use]
+    pub fn with_accept_ra(self, accept_ra: Option<bool>) -> ContainerNetns<'a> {
+        ContainerNetns { accept_ra, ..self }
     }
 
     /// Fails if the container has a link called `ifname`.

@@ -31,6 +31,10 @@ pub struct DummyConfig {
     mac: String,
     /// Whether the default routes of `ipam` are the container's. Default: true.
     default_route: Option<bool>,
+    /// Whether router advertisements give the interface addresses and routes, if it has IPv6
+    /// addresses of `ipam`. Default: as the kernel decides.
+    #[serde(rename = "acceptRA")]
+    accept_ra: Option<bool>,
     /// `runtimeConfig.mac` (capability `mac`): the same; has precedence.
     runtime_config: MacConfig,
 }
@@ -46,7 +50,8 @@ impl Plugin for Dummy {
 
     fn add(cx: &CallContext<'_>, conf: &DummyConfig, req: &AddRequest) -> Result<CniResult> {
         let plan = DummyPlan::from_config(cx, conf)?;
-        let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
+        let inside =
+            ContainerNetns::open_in(req.sandbox.open_netns()?)?.with_accept_ra(conf.accept_ra);
         let mut undo = Rollback::new();
 
         // Created before IPAM is called, so that an attachment that exists already keeps its

@@ -38,6 +38,10 @@ pub struct IpvlanConfig {
     link_in_container: bool,
     /// Whether the default routes of `ipam` or `prevResult` are the container's. Default: true.
     default_route: Option<bool>,
+    /// Whether router advertisements give the interface addresses and routes, if it has IPv6
+    /// addresses of `ipam`. Default: as the kernel decides.
+    #[serde(rename = "acceptRA")]
+    accept_ra: Option<bool>,
 }
 
 impl IpvlanConfig {
@@ -63,8 +67,10 @@ impl Plugin for Ipvlan {
         if given.is_none() {
             cx.ipam_plugin()?;
         }
-        let (inside, host) =
-            (ContainerNetns::open_in(req.sandbox.open_netns()?)?, cx.host_netlink()?);
+        let (inside, host) = (
+            ContainerNetns::open_in(req.sandbox.open_netns()?)?.with_accept_ra(conf.accept_ra),
+            cx.host_netlink()?,
+        );
         let place = below.master_netlink(host, &inside);
         let (master, mtu) = below.resolve_master(place, host)?;
         let kind = LinkKind::Ipvlan { link: master.index, mode };

@@ -43,6 +43,10 @@ pub struct MacvlanConfig {
     link_in_container: bool,
     /// Whether the default routes of `ipam` are the container's. Default: true.
     default_route: Option<bool>,
+    /// Whether router advertisements give the interface addresses and routes, if it has IPv6
+    /// addresses of `ipam`. Default: as the kernel decides.
+    #[serde(rename = "acceptRA")]
+    accept_ra: Option<bool>,
     /// The length of the queue of received broadcasts. Default: the kernel's.
     bcqueuelen: u32,
     /// `runtimeConfig.mac` (capability `mac`): MAC of the interface; has precedence over the
@@ -69,8 +73,10 @@ impl Plugin for Macvlan {
 
     fn add(cx: &CallContext<'_>, conf: &MacvlanConfig, req: &AddRequest) -> Result<CniResult> {
         let plan = MacvlanPlan::from_config(conf, &cx.mac_arg()?)?;
-        let (inside, host) =
-            (ContainerNetns::open_in(req.sandbox.open_netns()?)?, cx.host_netlink()?);
+        let (inside, host) = (
+            ContainerNetns::open_in(req.sandbox.open_netns()?)?.with_accept_ra(conf.accept_ra),
+            cx.host_netlink()?,
+        );
         let place = conf.master_config().master_netlink(host, &inside);
         let (master, mtu) = conf.master_config().resolve_master(place, host)?;
         let kind = LinkKind::Macvlan {

@@ -58,6 +58,10 @@ pub struct PtpConfig {
     host_interface_name: String,
     /// Whether the default routes of `ipam` are the container's. Default: true.
     default_route: Option<bool>,
+    /// Whether router advertisements give the interface addresses and routes, if it has IPv6
+    /// addresses of `ipam`. Default: as the kernel decides.
+    #[serde(rename = "acceptRA")]
+    accept_ra: Option<bool>,
 }
 
 impl PtpConfig {
@@ -93,7 +97,7 @@ impl Plugin for Ptp {
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let host_name = cx.host_interface_name(&conf.host_interface_name, owner)?;
         let wanted = NewVethPair { ifname: &req.ifname, host_name, mtu, mac: None, master: None };
-        let inside = ContainerNetns::open_in(netns)?;
+        let inside = ContainerNetns::open_in(netns)?.with_accept_ra(conf.accept_ra);
         let veth::VethPairEnds { host: end, container: link } =
             veth::add_pair(host, netns, &wanted)?;
         let index = end.index;

@@ -42,6 +42,10 @@ pub struct TapConfig {
     bridge: String,
     /// Whether the default routes of `ipam` are the container's. Default: true.
     default_route: Option<bool>,
+    /// Whether router advertisements give the interface addresses and routes, if it has IPv6
+    /// addresses of `ipam`. Default: as the kernel decides.
+    #[serde(rename = "acceptRA")]
+    accept_ra: Option<bool>,
     /// Decoded for its errors, as the reference does.
     #[serde(rename = "args")]
     _args: Args<IgnoredAny>,
@@ -63,7 +67,7 @@ impl Plugin for Tap {
         let mac = requested_mac(cx, conf)?;
         let l3 = cx.has_ipam();
         let netns = req.sandbox.open_netns()?;
-        let inside = ContainerNetns::open_in(netns)?;
+        let inside = ContainerNetns::open_in(netns)?.with_accept_ra(conf.accept_ra);
         let bridge = find_bridge(&inside, conf)?;
         inside.require_free_name(req.ifname.as_str())?;
 

@@ -38,6 +38,10 @@ pub struct VlanConfig {
     link_in_container: bool,
     /// Whether the default routes of `ipam` are the container's. Default: true.
     default_route: Option<bool>,
+    /// Whether router advertisements give the interface addresses and routes, if it has IPv6
+    /// addresses of `ipam`. Default: as the kernel decides.
+    #[serde(rename = "acceptRA")]
+    accept_ra: Option<bool>,
 }
 
 impl Plugin for Vlan {
@@ -54,8 +58,10 @@ impl Plugin for Vlan {
     fn add(cx: &CallContext<'_>, conf: &VlanConfig, req: &AddRequest) -> Result<CniResult> {
         // Fails before anything is created.
         cx.ipam_plugin()?;
-        let (inside, host) =
-            (ContainerNetns::open_in(req.sandbox.open_netns()?)?, cx.host_netlink()?);
+        let (inside, host) = (
+            ContainerNetns::open_in(req.sandbox.open_netns()?)?.with_accept_ra(conf.accept_ra),
+            cx.host_netlink()?,
+        );
         let place = conf.master_config().master_netlink(host, &inside);
         let (master, mtu) = conf.find_usable_master(place, host)?;
         let id = conf.parse_vlan_id()?;

@@ -37,6 +37,7 @@
 //! | `tuning` | kernel parameters and attributes, the allowlist, backups, compatibility |
 //! | `vrf` | routing domains: membership, tables, overlapping addresses |
 //! | **all plugins** | |
+//! | `advertisements` | `acceptRA`, and kernel parameters against router advertisements |
 //! | `concurrency` | concurrent calls, mixed with the reference's host-local |
 //! | `detached` | DEL returns before the kernel's grace periods, and leaves no process |
 //! | `edited` | configurations that were edited after ADD: DEL succeeds and leaves nothing |
@@ -112,6 +113,7 @@
 
 use cnibox::lane;
 
+mod advertisements;
 mod advice;
 mod alive;
 mod attachment;

@@ -45,6 +45,10 @@ pub struct BondConfig {
     links_in_container: bool,
     /// Whether the default routes of `ipam` are the container's. Default: true.
     default_route: Option<bool>,
+    /// Whether router advertisements give the interface addresses and routes, if it has IPv6
+    /// addresses of `ipam`. Default: as the kernel decides.
+    #[serde(rename = "acceptRA")]
+    accept_ra: Option<bool>,
     /// The interval in ms at which the carrier of the links is checked; 0 for never. Default: 100.
     miimon: NumberOrText,
     /// MTU in bytes of the bond and its links, at most theirs. Default: 1500.
@@ -95,7 +99,8 @@ impl Plugin for Bond {
     fn add(cx: &CallContext<'_>, conf: &BondConfig, req: &AddRequest) -> Result<CniResult> {
         let plan = BondPlan::from_config(conf, &cx.mac_arg()?)?;
         let netns = req.sandbox.open_netns()?;
-        let (inside, host) = (ContainerNetns::open_in(netns)?, cx.host_netlink()?);
+        let (inside, host) =
+            (ContainerNetns::open_in(netns)?.with_accept_ra(conf.accept_ra), cx.host_netlink()?);
         let l3 = cx.has_ipam();
         if l3 {
             // Looked up before the move: a device loses the addresses of protocols (DHCP, SLAAC)

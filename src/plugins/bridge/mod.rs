@@ -55,6 +55,10 @@ pub struct BridgeConfig {
     is_default_gateway: bool,
     /// Whether the default routes of `ipam` are the container's. Default: true.
     default_route: Option<bool>,
+    /// Whether router advertisements give the interface addresses and routes, if it has IPv6
+    /// addresses of `ipam`. Default: as the kernel decides.
+    #[serde(rename = "acceptRA")]
+    accept_ra: Option<bool>,
     /// Replace other addresses of the bridge instead of refusing.
     force_address: bool,
     /// Masquerade the container's traffic to other networks.
@@ -126,7 +130,8 @@ impl Plugin for Bridge {
     fn add(cx: &CallContext<'_>, conf: &BridgeConfig, req: &AddRequest) -> Result<CniResult> {
         let plan = BridgePlan::from_config(cx, conf)?;
         let netns = req.sandbox.open_netns()?;
-        let (inside, host) = (ContainerNetns::open_in(netns)?, cx.host_netlink()?);
+        let (inside, host) =
+            (ContainerNetns::open_in(netns)?.with_accept_ra(conf.accept_ra), cx.host_netlink()?);
         let mtu = conf.mtu.resolve_bytes(host)?;
         let bridge = shared::ensure_bridge(host, &plan, mtu, MacAddress::random_local())?;
         let filter = cx.packet_filter();

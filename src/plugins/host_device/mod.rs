@@ -53,6 +53,10 @@ pub struct HostDeviceConfig {
     use_interface_network: bool,
     /// Whether the default routes of `ipam` and of the device are the container's. Default: true.
     default_route: Option<bool>,
+    /// Whether router advertisements give the interface addresses and routes, if it has IPv6
+    /// addresses of `ipam`. Default: as the kernel decides.
+    #[serde(rename = "acceptRA")]
+    accept_ra: Option<bool>,
     runtime_config: HostDeviceRuntimeConfig,
 }
 
@@ -85,7 +89,8 @@ impl Plugin for HostDevice {
             }
             return report_user_space_pci(cx, conf, req, pci);
         }
-        let (inside, host) = (ContainerNetns::open_in(netns)?, cx.host_netlink()?);
+        let (inside, host) =
+            (ContainerNetns::open_in(netns)?.with_accept_ra(conf.accept_ra), cx.host_netlink()?);
         let records = DeviceRecordStore::for_network(NAME, &cx.net.name);
         let device = find::selected_device(host, &sysfs, &selector)
             .map_err(|e| explain_missing_device(e, &selector, cx))?;
