@@ -10,10 +10,10 @@ use super::call::ConfigRemarks;
 use super::context::CallContext;
 use super::rollback::{Failures, Rollback};
 use crate::iface::child::{self, CheckedLink, NewChildLink, RecordedLink};
-use crate::iface::{ContainerNetns, veth};
+use crate::iface::{ContainerNetns, verify, veth};
 use crate::netfilter::AttachmentId;
 use crate::netfilter::names::stale_matcher;
-use crate::netlink::{Link, Netlink};
+use crate::netlink::{Link, MacAddress, Netlink};
 use crate::netns::{Netns, NetnsIdentity};
 use crate::repairs::RepairFindings;
 use cni::error::{Error, ErrorCode, ErrorContext, Result};
@@ -204,6 +204,32 @@ impl CheckRequest {
             &self.sandbox.path,
             kind,
         )
+    }
+
+    /// Restores the attachment's link of this kind: makes it again by `create`, which gets its MAC
+    /// and whether it is to be up, if the kernel has deleted it with its master, and adds missing
+    /// routes.
+    pub fn restore_link(
+        &self,
+        inside: &ContainerNetns<'_>,
+        kind: &str,
+        repairs: &mut RepairFindings,
+        create: &dyn Fn(Option<MacAddress>, bool) -> Result<()>,
+    ) -> Result<()> {
+        if inside.netlink.find_link(self.ifname.as_str())?.is_none() {
+            let (ifname, path) = (&self.ifname, &self.sandbox.path);
+            let prev = self.require_final_result()?;
+            let (index, entry) = verify::find_container_entry(prev, ifname, path)?;
+            let mut result = CniResult::new();
+            result.ips = prev.ips_of_interface(index).cloned().collect();
+            result.routes.clone_from(&prev.routes);
+            repairs.restore_missing(format!("interface \"{ifname}\" in {path}"), || {
+                create(entry.mac.parse().ok(), result.ips.is_empty())?;
+                child::complete_link(inside, ifname, path, &mut result).map(drop)
+            });
+            return Ok(());
+        }
+        child::restore_routes(inside, &self.find_link(inside, kind)?, repairs)
     }
 
     /// Restores the routes of the attachment's link of this kind that are missing.

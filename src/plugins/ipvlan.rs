@@ -96,12 +96,23 @@ impl Plugin for Ipvlan {
     }
 
     fn repair(
-        _: &CallContext<'_>,
-        _: &IpvlanConfig,
+        cx: &CallContext<'_>,
+        conf: &IpvlanConfig,
         req: &CheckRequest,
         repairs: &mut RepairFindings,
     ) -> Result<()> {
-        req.restore_routes(KIND, repairs)
+        let (inside, host) = (
+            ContainerNetns::open_in(req.sandbox.open_netns()?)?.with_accept_ra(conf.accept_ra),
+            cx.host_netlink()?,
+        );
+        req.restore_link(&inside, KIND, repairs, &|_, up| {
+            let below = conf.master_config();
+            let place = below.master_netlink(host, &inside);
+            let (master, mtu) = below.resolve_master(place, host)?;
+            let kind = LinkKind::Ipvlan { link: master.index, mode: parse_mode(conf)? };
+            let wanted = NewChildLink { ifname: &req.ifname, kind, mtu, mac: None };
+            child::create_link(place, &inside, &wanted, up)
+        })
     }
 
     fn del(cx: &CallContext<'_>, _: &IpvlanConfig, req: &DelRequest) -> Result<()> {

@@ -16,11 +16,11 @@ use crate::framework::{
 use crate::iface::ContainerNetns;
 use crate::iface::child::{self, MasterConfig, NewChildLink};
 use crate::iface::mtu::MtuConfig;
-use crate::netlink::{Link, LinkKind, MacAddress, MacvlanMode};
+use crate::netlink::{Link, LinkKind, MacAddress, MacvlanMode, Netlink};
 use crate::repairs::RepairFindings;
-use cni::CniResult;
 use cni::config::MacConfig;
 use cni::error::{Error, ErrorContext, Result};
+use cni::{CniResult, InterfaceName};
 
 const KIND: &str = "macvlan";
 
@@ -78,13 +78,7 @@ impl Plugin for Macvlan {
             cx.host_netlink()?,
         );
         let place = conf.master_config().master_netlink(host, &inside);
-        let (master, mtu) = conf.master_config().resolve_master(place, host)?;
-        let kind = LinkKind::Macvlan {
-            link: master.index,
-            mode: plan.mode,
-            bc_queue_len: conf.bcqueuelen,
-        };
-        let wanted = NewChildLink { ifname: &req.ifname, kind, mtu, mac: plan.mac };
+        let wanted = plan.resolve_link(conf, (place, host), &req.ifname)?;
         let given = (!cx.has_ipam()).then(CniResult::new);
         let addresses = LinkAddresses { given, default_route: conf.default_route };
         let (result, link) = req.attach_link(cx, &inside, place, &wanted, addresses)?;
@@ -105,12 +99,21 @@ impl Plugin for Macvlan {
     }
 
     fn repair(
-        _: &CallContext<'_>,
-        _: &MacvlanConfig,
+        cx: &CallContext<'_>,
+        conf: &MacvlanConfig,
         req: &CheckRequest,
         repairs: &mut RepairFindings,
     ) -> Result<()> {
-        req.restore_routes(KIND, repairs)
+        let (inside, host) = (
+            ContainerNetns::open_in(req.sandbox.open_netns()?)?.with_accept_ra(conf.accept_ra),
+            cx.host_netlink()?,
+        );
+        req.restore_link(&inside, KIND, repairs, &|mac, up| {
+            let plan = MacvlanPlan { mac, ..MacvlanPlan::from_config(conf, "")? };
+            let place = conf.master_config().master_netlink(host, &inside);
+            let wanted = plan.resolve_link(conf, (place, host), &req.ifname)?;
+            child::create_link(place, &inside, &wanted, up)
+        })
     }
 
     fn del(cx: &CallContext<'_>, _: &MacvlanConfig, req: &DelRequest) -> Result<()> {
@@ -151,6 +154,19 @@ impl MacvlanPlan {
         })?;
         let mac = child::requested_mac(&[&conf.runtime_config.mac, from_args, &conf.mac])?;
         Ok(MacvlanPlan { mode, mac })
+    }
+
+    /// The link on top of its master; `place` is the socket of the master's namespace.
+    fn resolve_link<'a>(
+        &self,
+        conf: &MacvlanConfig,
+        (place, host): (&Netlink, &Netlink),
+        ifname: &'a InterfaceName,
+    ) -> Result<NewChildLink<'a>> {
+        let (master, mtu) = conf.master_config().resolve_master(place, host)?;
+        let (link, mode, bc_queue_len) = (master.index, self.mode, conf.bcqueuelen);
+        let kind = LinkKind::Macvlan { link, mode, bc_queue_len };
+        Ok(NewChildLink { ifname, kind, mtu, mac: self.mac })
     }
 
     /// CHECK: fails unless the link has the configured mode and queue length.

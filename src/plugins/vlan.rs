@@ -87,12 +87,22 @@ impl Plugin for Vlan {
     }
 
     fn repair(
-        _: &CallContext<'_>,
-        _: &VlanConfig,
+        cx: &CallContext<'_>,
+        conf: &VlanConfig,
         req: &CheckRequest,
         repairs: &mut RepairFindings,
     ) -> Result<()> {
-        req.restore_routes(KIND, repairs)
+        let (inside, host) = (
+            ContainerNetns::open_in(req.sandbox.open_netns()?)?.with_accept_ra(conf.accept_ra),
+            cx.host_netlink()?,
+        );
+        req.restore_link(&inside, KIND, repairs, &|_, up| {
+            let place = conf.master_config().master_netlink(host, &inside);
+            let (master, mtu) = conf.find_usable_master(place, host)?;
+            let kind = LinkKind::Vlan { link: master.index, id: conf.parse_vlan_id()? };
+            let wanted = NewChildLink { ifname: &req.ifname, kind, mtu, mac: None };
+            child::create_link(place, &inside, &wanted, up)
+        })
     }
 
     fn del(cx: &CallContext<'_>, _: &VlanConfig, req: &DelRequest) -> Result<()> {
