@@ -86,6 +86,7 @@ impl Plugin for Dhcp {
         request.options = ipam.message_options(cx.raw_args())?;
         request.options.entry(CLIENT_ID).or_insert_with(|| request.key.client_id());
         request.priority = ipam.priority;
+        request.routes = conf.route_config(&ipam);
         let netns = req.sandbox.open_netns()?;
         if request.families.contains(&DhcpFamily::V6) {
             let key = format!("net/ipv6/conf/{}/disable_ipv6", req.ifname);
