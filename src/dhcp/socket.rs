@@ -21,7 +21,8 @@ const CLIENT_PORT_V6: u16 = 546;
 const SERVER_PORT_V6: u16 = 547;
 /// `All_DHCP_Relay_Agents_and_Servers` (RFC 9915, section 7.1).
 const SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
-const ETH_P_IP: u16 = 0x0800;
+const ETH_P_ALL: u16 = 3;
+const ETH_P_IP: u32 = 0x0800;
 const ETH_P_ARP: u16 = 0x0806;
 const ETH_P_IPV6: u16 = 0x86dd;
 /// The timeout for an ARP reply, which never comes from a server behind a router.
@@ -36,9 +37,10 @@ const JUMP: u32 = libc::BPF_JMP | libc::BPF_K;
 const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 
 /// A socket for the frames of an interface that carry UDP to the client's port, for the client
-/// `mac`.
+/// `mac`. It is for all protocols, because a port of a bridge hands received frames to no other
+/// sockets.
 pub fn open_frames(ifname: &str, mac: MacAddress) -> io::Result<Socket> {
-    open_packet_socket(&link_addr(ifname)?, ETH_P_IP, &client_message_filter(mac.0))
+    open_packet_socket(&link_addr(ifname)?, ETH_P_ALL, &client_message_filter(mac.0))
 }
 
 /// A socket for the ARP frames of an interface.
@@ -208,9 +210,11 @@ fn bpf_instruction(code: u32, jt: u8, jf: u8, k: u32) -> SockFilter {
 
 /// Kernel filter for unfragmented UDP over IPv4 to the client's port with this `chaddr`: other
 /// traffic of the container does not fill the socket's buffer.
-fn client_message_filter(mac: [u8; 6]) -> [SockFilter; 13] {
+fn client_message_filter(mac: [u8; 6]) -> [SockFilter; 15] {
     let [m0, m1, m2, m3, m4, m5] = mac;
     [
+        bpf_instruction(LOAD | libc::BPF_H, 0, 0, 12),
+        bpf_instruction(JUMP | libc::BPF_JEQ, 0, 11, ETH_P_IP),
         bpf_instruction(LOAD | libc::BPF_B, 0, 0, 23),
         bpf_instruction(JUMP | libc::BPF_JEQ, 0, 9, 17),
         bpf_instruction(LOAD | libc::BPF_H, 0, 0, 20),
