@@ -564,7 +564,7 @@ fn misplaced_keys_are_reported_with_their_level() {
             json!([bridge(
                 &json!({"type": "dhcp", "routes": [{"dst": "10.9.0.0/16"}, {"dst": "fd00::/8"}]})
             )]),
-            "routes",
+            "type",
             r#"warning: plugin 0 "bridge": the route to fd00::/8 is of IPv6, but no address is; remove the route, or add IPv6 addresses"#,
         ),
         (
