@@ -4,13 +4,14 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use super::family::DhcpFamily;
+use super::family::{DhcpFamily, DhcpRouteConfig};
 use super::v4::option::{
     CLIENT_ID, DOMAIN, Dhcp4Options, HOST_NAME, LEASE_TIME, MAX_SIZE, MESSAGE_TYPE, MTU,
     NAME_SERVERS, OVERLOAD, PARAMETERS, RELAY, REQUESTED, ROUTERS, SEARCH, SERVER, SUBNET_MASK,
     USER_CLASS, VENDOR_CLASS,
 };
 use crate::framework::CallContext;
+use cni::ResultRoute;
 use cni::error::{Error, ErrorCode, Result};
 use cni::json::Json;
 
@@ -44,6 +45,9 @@ const NAMES: [(&str, u8); 6] = [
 #[serde(default)]
 pub struct DhcpConfig {
     ipam: Option<Json>,
+    /// A key of interface plugins: their default routes are omitted after a change of the lease.
+    #[serde(rename = "defaultRoute")]
+    default_route: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -56,6 +60,8 @@ pub struct DhcpIpamConfig {
     provide: Vec<ProvidedOption>,
     /// The metric of routes; 0 leaves the choice to the kernel.
     pub priority: u32,
+    /// Routes in addition to those of servers.
+    pub routes: Vec<ResultRoute>,
     family: Option<String>,
 }
 
@@ -79,6 +85,10 @@ impl DhcpConfig {
     /// `ipam` of a DEL or GC, which need the socket only.
     pub fn ipam_for_removal(&self, cx: &CallContext<'_>) -> Result<DhcpIpamConfig> {
         cx.decode_part(self.ipam.as_ref())
+    }
+
+    pub fn route_config(&self, ipam: &DhcpIpamConfig) -> DhcpRouteConfig {
+        DhcpRouteConfig { added: ipam.routes.clone(), default_route: self.default_route }
     }
 
     /// `ipam`; an error if the configuration has none.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use socket2::Socket;
 
-use super::family::DhcpLease;
+use super::family::{DhcpLease, DhcpRouteConfig};
 use super::machine::ReleaseMessage;
 use super::record::DhcpRecord;
 use super::sandbox::{self, InterfaceError};
@@ -72,6 +72,7 @@ pub struct DhcpLeaseChange {
     pub new: Option<DhcpLease>,
     /// The metric of routes.
     pub priority: u32,
+    pub routes: DhcpRouteConfig,
     /// Whether the daemon has removed the current address already.
     pub address_removed: bool,
 }
@@ -90,8 +91,12 @@ impl DhcpLeaseChange {
             return Ok(false);
         }
         let routes = self.ipv4_routes(&inside, &link)?;
+        let planned = |lease: &DhcpLease| {
+            configure::plan_routes(&lease.ipam_result(self.priority, &self.routes), link.index)
+        };
+        let old_routes = self.old.as_ref().map(planned).unwrap_or_default();
         if let Some(old) = self.old.as_ref().filter(|_| has_old) {
-            self.remove_old_lease(&inside, &link, old)?;
+            self.remove_old_lease(&inside, &link, old, &old_routes)?;
         }
         if let Some(new) = &self.new {
             if !has(new) {
@@ -101,8 +106,9 @@ impl DhcpLeaseChange {
                 };
                 inside.netlink.add_address(link.index, &address)?;
             }
-            configure::add_routes(&inside, &link, &new.ipam_result(self.priority))?;
-            self.restore_routes(&inside, &routes);
+            let result = new.ipam_result(self.priority, &self.routes);
+            configure::add_routes(&inside, &link, &result)?;
+            restore_routes(&inside, &routes, &old_routes);
         }
         Ok(true)
     }
@@ -122,32 +128,29 @@ impl DhcpLeaseChange {
         inside: &ContainerNetns<'_>,
         link: &Link,
         old: &DhcpLease,
+        routes: &[KernelRoute],
     ) -> Result<()> {
-        for route in &old.ipam_result(self.priority).routes {
-            let mut kernel = KernelRoute::new(route.dst);
-            kernel.gw = route.gw.filter(|gw| !gw.is_unspecified());
-            kernel.oif = Some(link.index);
-            kernel.priority = route.priority;
-            inside.netlink.delete_route(&kernel)?;
+        for route in routes {
+            inside.netlink.delete_route(route)?;
         }
         if self.new.as_ref().is_none_or(|new| new.ip_net() != old.ip_net()) {
             inside.netlink.delete_address(link.index, old.ip_net())?;
         }
         Ok(())
     }
+}
 
-    /// Restores the routes of other programs, such as a chained plugin, as far as the kernel
-    /// accepts them.
-    fn restore_routes(&self, inside: &ContainerNetns<'_>, routes: &[KernelRoute]) {
-        let old =
-            self.old.as_ref().map(|old| old.ipam_result(self.priority).routes).unwrap_or_default();
-        let ours = |route: &KernelRoute| old.iter().any(|o| o.dst == route.dst && o.gw == route.gw);
-        let local = |route: &KernelRoute| route.protocol == Some(RTPROT_KERNEL);
-        for route in routes.iter().filter(|route| !ours(route) && !local(route)) {
-            let route = KernelRoute { src: None, ..route.clone() };
-            if let Err(error) = inside.netlink.add_route(&route, RouteAddMode::Exclusive) {
-                debug!("could not restore a route: {error}");
-            }
+/// Restores the routes of other programs, such as a chained plugin, as far as the kernel accepts
+/// them; not those of the `old` lease.
+fn restore_routes(inside: &ContainerNetns<'_>, routes: &[KernelRoute], old: &[KernelRoute]) {
+    let ours = |route: &KernelRoute| {
+        old.iter().any(|o| (o.dst, o.gw, &o.nexthops) == (route.dst, route.gw, &route.nexthops))
+    };
+    let local = |route: &KernelRoute| route.protocol == Some(RTPROT_KERNEL);
+    for route in routes.iter().filter(|route| !ours(route) && !local(route)) {
+        let route = KernelRoute { src: None, ..route.clone() };
+        if let Err(error) = inside.netlink.add_route(&route, RouteAddMode::Exclusive) {
+            debug!("could not restore a route: {error}");
         }
     }
 }
@@ -165,10 +168,12 @@ pub fn release_recorded(record: &DhcpRecord) -> Result<()> {
     let mut machine = record.state_machine(ClientTiming::default(), false, NEVER, NEVER);
     let Some(release) = machine.release_message() else { return Ok(()) };
     netns.run_inside(|| {
-        let ifname = socket::current_name(&record.key.ifname, record.ifindex);
-        match socket::mac_address(&ifname) {
+        let ifname = &record.key.ifname;
+        let found = socket::current_name(ifname, record.ifindex, record.mac)
+            .and_then(|name| socket::mac_address(&name).map(|_| name));
+        match found {
             Err(e) if e.raw_os_error() == Some(Errno::ENODEV as i32) => Ok(()),
-            _ => send_release(&ifname, release),
+            found => send_release(found.as_ref().unwrap_or(ifname), release),
         }
     })?
 }
@@ -199,13 +204,13 @@ fn send_release_v4(
     mut message: MessageV4,
     mut ends: FrameAddresses,
 ) -> io::Result<()> {
-    // A chained plugin may have changed the interface's address.
-    message.chaddr = socket::mac_address(ifname)?;
-    ends.src_mac = message.chaddr;
+    let mac = socket::client_mac(ifname, Some(ends.src.into()), message.chaddr)?;
+    message.chaddr = mac;
+    ends.src_mac = mac;
     // A server on the link may send from another Ethernet address than it receives on.
-    let found = socket::resolve_mac(ifname, ends.src, ends.dst);
+    let found = socket::resolve_mac(ifname, mac, ends.src, ends.dst);
     ends.dst_mac = found.ok().flatten().unwrap_or(ends.dst_mac);
-    socket::open_frames(ifname)?.send(&frame::encode_udp(&ends, &message.encode())).map(drop)
+    socket::open_frames(ifname, mac)?.send(&frame::encode_udp(&ends, &message.encode())).map(drop)
 }
 
 /// Sends the message until the server confirms it; `false` after the last timeout.

@@ -5,7 +5,7 @@
 //! daemon over a unix socket.
 //!
 //! Keys of `ipam`: `daemonSocketPath` (`/run/cni/dhcp.sock`), `family` (`ipv4`, `ipv6` or `both`),
-//! `request`, `provide`, `priority`, and `startDaemon`: start the daemon if it is not running.
+//! `request`, `provide`, `priority`, `routes`, and `startDaemon`: start the daemon if it is not running.
 //! `docs/dhcp-daemon.md` documents them.
 //!
 //! State on the host while the container lives: a file per lease in `/run/cni/dhcp`.
@@ -46,6 +46,8 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
 
+use ipnet::{Ipv4Net, Ipv6Net};
+
 use self::client::DaemonClient;
 pub use self::conf::DhcpConfig;
 use self::conf::DhcpIpamConfig;
@@ -54,13 +56,13 @@ use self::passing::ProcfsLink;
 use self::rpc::{DaemonRequest, DaemonVerb, DhcpLeaseKey, ValidDhcpAttachment};
 use self::v4::option::CLIENT_ID;
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, addressing,
 };
 use crate::netns::Netns;
 use crate::sysctl;
 use cni::error::{Error, ErrorCode, ErrorContext, Result};
 use cni::json::keys::DecodedKeys;
-use cni::{CniResult, ContainerId, InterfaceName};
+use cni::{CniResult, ContainerId, InterfaceName, IpConfig};
 
 #[derive(Debug)]
 pub struct Dhcp;
@@ -75,8 +77,18 @@ impl Plugin for Dhcp {
             .with_member("ipam", DecodedKeys::of_type::<DhcpIpamConfig>())
     }
 
-    fn examine(cx: &CallContext<'_>, conf: &DhcpConfig, _: &mut ConfigRemarks) -> Result<()> {
-        conf.required_ipam()?.message_options(cx.raw_args()).map(drop)
+    fn examine(cx: &CallContext<'_>, conf: &DhcpConfig, remarks: &mut ConfigRemarks) -> Result<()> {
+        let ipam = conf.required_ipam()?;
+        let any_address = |family| {
+            let address = match family {
+                DhcpFamily::V4 => Ipv4Net::default().into(),
+                DhcpFamily::V6 => Ipv6Net::default().into(),
+            };
+            IpConfig { address, gateway: None, interface: None }
+        };
+        let ips: Vec<_> = ipam.lease_families()?.into_iter().map(any_address).collect();
+        remarks.warnings.extend(addressing::route_warnings(&ips, &ipam.routes));
+        ipam.message_options(cx.raw_args()).map(drop)
     }
 
     fn add(cx: &CallContext<'_>, conf: &DhcpConfig, req: &AddRequest) -> Result<CniResult> {
@@ -86,6 +98,7 @@ impl Plugin for Dhcp {
         request.options = ipam.message_options(cx.raw_args())?;
         request.options.entry(CLIENT_ID).or_insert_with(|| request.key.client_id());
         request.priority = ipam.priority;
+        request.routes = conf.route_config(&ipam);
         let netns = req.sandbox.open_netns()?;
         if request.families.contains(&DhcpFamily::V6) {
             let key = format!("net/ipv6/conf/{}/disable_ipv6", req.ifname);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha512};
 
-use super::family::{DhcpFamily, DhcpLease};
+use super::family::{DhcpFamily, DhcpLease, DhcpRouteConfig};
 use super::machine::{self, ClientMachine, StateMachine};
 use super::rpc::DhcpLeaseKey;
 use super::sandbox::{LeaseSandbox, NamespaceNumber};
@@ -61,6 +61,9 @@ pub struct DhcpRecord {
     pub options: Dhcp4Options,
     /// The metric of routes.
     pub priority: u32,
+    /// What the configuration says about routes.
+    #[serde(default, skip_serializing_if = "DhcpRouteConfig::is_default")]
+    pub routes: DhcpRouteConfig,
     /// Whether the daemon has removed the address from the interface, and so has to add the next
     /// one.
     pub address_removed: bool,
@@ -311,6 +314,7 @@ mod tests {
             mac: MacAddress([2, 0, 0, 0, 0, 7]),
             options: Dhcp4Options::from([(61, vec![0, 1])]),
             priority: 3,
+            routes: DhcpRouteConfig { added: Vec::new(), default_route: Some(false) },
             address_removed: false,
             lease: Some(DhcpLease::V4(lease)),
         }
@@ -351,7 +355,7 @@ mod tests {
             "rebind":6,"expires":18446744073709551615,"options":[[1,[255,255,255,0]]]}"#,
         );
         assert_eq!((v4.netns_id, v4.mac), ((4, 9), MacAddress([2, 0, 0, 0, 0, 7])));
-        assert_eq!(v4.netns_cookie, None);
+        assert_eq!((v4.netns_cookie, v4.routes), (None, DhcpRouteConfig::default()));
         assert!(matches!(v4.lease, Some(DhcpLease::V4(lease)) if lease.expires == NEVER));
         let v6 = read(
             "ipv6",

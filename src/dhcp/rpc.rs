@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::family::DhcpFamily;
+use super::family::{DhcpFamily, DhcpRouteConfig};
 use super::v4::option::{Dhcp4Options, pairs};
 use cni::error::{Error, ErrorCode, ErrorContext, Result};
 use cni::json::{self, Json};
@@ -95,6 +95,9 @@ pub struct DaemonRequest {
     /// ADD: the metric of routes; 0 leaves the choice to the kernel.
     #[serde(default)]
     pub priority: u32,
+    /// ADD: what the configuration says about routes.
+    #[serde(default, skip_serializing_if = "DhcpRouteConfig::is_default")]
+    pub routes: DhcpRouteConfig,
     /// CHECK: the addresses of the attachment in `prevResult`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<IpAddr>,

@@ -21,7 +21,8 @@ const CLIENT_PORT_V6: u16 = 546;
 const SERVER_PORT_V6: u16 = 547;
 /// `All_DHCP_Relay_Agents_and_Servers` (RFC 9915, section 7.1).
 const SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
-const ETH_P_IP: u16 = 0x0800;
+const ETH_P_ALL: u16 = 3;
+const ETH_P_IP: u32 = 0x0800;
 const ETH_P_ARP: u16 = 0x0806;
 const ETH_P_IPV6: u16 = 0x86dd;
 /// The timeout for an ARP reply, which never comes from a server behind a router.
@@ -35,10 +36,11 @@ const LOAD_INDEXED: u32 = libc::BPF_LD | libc::BPF_IND;
 const JUMP: u32 = libc::BPF_JMP | libc::BPF_K;
 const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 
-/// A socket for the frames of an interface that carry UDP to the client's port.
-pub fn open_frames(ifname: &str) -> io::Result<Socket> {
-    let addr = link_addr(ifname)?;
-    open_packet_socket(&addr, ETH_P_IP, &client_message_filter(addr.addr().unwrap_or_default()))
+/// A socket for the frames of an interface that carry UDP to the client's port, for the client
+/// `mac`. It is for all protocols, because a port of a bridge hands received frames to no other
+/// sockets.
+pub fn open_frames(ifname: &str, mac: MacAddress) -> io::Result<Socket> {
+    open_packet_socket(&link_addr(ifname)?, ETH_P_ALL, &client_message_filter(mac.0))
 }
 
 /// A socket for the ARP frames of an interface.
@@ -96,10 +98,16 @@ pub fn open_udp(ifname: &str, own: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// The Ethernet address of `addr`, if an ARP reply arrives in time. `own` is the source address.
-pub fn resolve_mac(ifname: &str, own: Ipv4Addr, addr: Ipv4Addr) -> io::Result<Option<MacAddress>> {
+/// The Ethernet address of `addr`, if an ARP reply arrives in time. `mac` and `own` are the source
+/// addresses.
+pub fn resolve_mac(
+    ifname: &str,
+    mac: MacAddress,
+    own: Ipv4Addr,
+    addr: Ipv4Addr,
+) -> io::Result<Option<MacAddress>> {
     let socket = open_arp(ifname)?;
-    socket.send(&frame::arp_request(mac_address(ifname)?, own, addr))?;
+    socket.send(&frame::arp_request(mac, own, addr))?;
     let deadline = Instant::now() + ARP_TIMEOUT;
     let mut buffer = [0; 128];
     while wait_readable(&socket, deadline)? {
@@ -130,6 +138,19 @@ pub fn mac_address(ifname: &str) -> io::Result<MacAddress> {
     Ok(MacAddress(link_addr(ifname)?.addr().unwrap_or_default()))
 }
 
+/// The Ethernet address of the client: the interface's, which a chained plugin may have changed.
+/// Without the leased address on the interface it is `known`: a virtual machine behind the
+/// interface has both addresses.
+pub fn client_mac(
+    ifname: &str,
+    leased: Option<IpAddr>,
+    known: MacAddress,
+) -> io::Result<MacAddress> {
+    let present = ip_addresses(ifname)?;
+    let is_own = leased.is_some_and(|leased| present.contains(&leased));
+    if is_own { mac_address(ifname) } else { Ok(known) }
+}
+
 /// An interface of a container.
 #[derive(Clone, Copy, Debug)]
 pub struct FoundInterface {
@@ -147,16 +168,20 @@ pub fn find_interface(ifname: &str, cookie: Option<u64>) -> io::Result<FoundInte
 }
 
 /// The present name of the interface with this index, which its container may have renamed. Without
-/// such an interface the name from before: another one may have replaced it.
-pub fn current_name(ifname: &str, index: Option<u32>) -> String {
+/// such an interface the name from before, if the interface with this name has the address `mac`.
+pub fn current_name(ifname: &str, index: Option<u32>, mac: MacAddress) -> io::Result<String> {
     // Not by if_indextoname(3): in musl it opens a socket of AF_UNIX, which the daemon's filter
     // refuses.
     let index_of = |addr: &SockaddrStorage| u32::try_from(addr.as_link_addr()?.ifindex()).ok();
-    let mut all = getifaddrs().into_iter().flatten();
+    let mut all = getifaddrs()?;
     let present = index.and_then(|index| {
         all.find(|entry| entry.address.as_ref().and_then(index_of) == Some(index))
     });
-    present.map_or_else(|| ifname.to_owned(), |entry| entry.interface_name)
+    match present {
+        Some(entry) => Ok(entry.interface_name),
+        None if index.is_none() || mac_address(ifname).ok() == Some(mac) => Ok(ifname.to_owned()),
+        None => Err(Errno::ENODEV.into()),
+    }
 }
 
 pub fn ip_addresses(ifname: &str) -> io::Result<Vec<IpAddr>> {
@@ -185,9 +210,11 @@ fn bpf_instruction(code: u32, jt: u8, jf: u8, k: u32) -> SockFilter {
 
 /// Kernel filter for unfragmented UDP over IPv4 to the client's port with this `chaddr`: other
 /// traffic of the container does not fill the socket's buffer.
-fn client_message_filter(mac: [u8; 6]) -> [SockFilter; 13] {
+fn client_message_filter(mac: [u8; 6]) -> [SockFilter; 15] {
     let [m0, m1, m2, m3, m4, m5] = mac;
     [
+        bpf_instruction(LOAD | libc::BPF_H, 0, 0, 12),
+        bpf_instruction(JUMP | libc::BPF_JEQ, 0, 11, ETH_P_IP),
         bpf_instruction(LOAD | libc::BPF_B, 0, 0, 23),
         bpf_instruction(JUMP | libc::BPF_JEQ, 0, 9, 17),
         bpf_instruction(LOAD | libc::BPF_H, 0, 0, 20),

@@ -561,6 +561,13 @@ fn misplaced_keys_are_reported_with_their_level() {
             r#"warning: plugin 1 "firewall": "iptablesAdminChainName" has no effect with the back end nftables; add the rules to the chain admin, as in: nft add rule inet cnibox_firewall admin ip daddr 192.0.2.1 reject"#,
         ),
         (
+            json!([bridge(
+                &json!({"type": "dhcp", "routes": [{"dst": "10.9.0.0/16"}, {"dst": "fd00::/8"}]})
+            )]),
+            "type",
+            r#"warning: plugin 0 "bridge": the route to fd00::/8 is of IPv6, but no address is; remove the route, or add IPv6 addresses"#,
+        ),
+        (
             json!([bridge(&json!({"type": "dhcp"})), {"type": "tuning", "mac": "02:00:00:00:00:01"}]),
             "mac",
             r#"warning: plugin 1 "tuning": the DHCP lease is for the MAC before tuning changes it; bridge, macvlan and dummy take a MAC themselves: give it to "bridge""#,

@@ -154,11 +154,11 @@ impl LeaseRegistry {
         record: &DhcpRecord,
         work: impl FnOnce(&str) -> T + Send + 'static,
     ) -> Result<T, InterfaceError> {
-        let (ifname, index, cookie) =
-            (record.key.ifname.clone(), record.ifindex, record.netns_cookie);
+        let (ifname, index, mac, cookie) =
+            (record.key.ifname.clone(), record.ifindex, record.mac, record.netns_cookie);
         self.visit_namespace(sandbox, move || {
             sandbox::require_cookie(cookie)?;
-            Ok(work(&socket::current_name(&ifname, index)))
+            Ok(work(&socket::current_name(&ifname, index, mac)?))
         })
         .await?
     }

@@ -103,7 +103,7 @@ impl LeaseRegistry {
         if outcome.is_err() {
             join_all(begun.take().iter().map(LeaseTaskHandle::release_lease)).await;
         }
-        outcome.map(|leases| family::combined_result(&leases, request.priority))
+        outcome.map(|leases| family::combined_result(&leases, request.priority, &request.routes))
     }
 
     async fn acquire_one_lease(
@@ -248,6 +248,7 @@ fn new_record(request: &DaemonRequest, sandbox: &LeaseSandbox, key: DhcpLeaseKey
         mac: MacAddress([0; 6]),
         options: request.options.clone(),
         priority: request.priority,
+        routes: request.routes.clone(),
         address_removed: false,
         lease: None,
     }

@@ -247,7 +247,8 @@ impl LeaseTask {
         new: Option<DhcpLease>,
     ) -> Result<bool, InterfaceError> {
         let DhcpRecord { priority, address_removed, .. } = self.record;
-        let change = DhcpLeaseChange { old, new, priority, address_removed };
+        let routes = self.record.routes.clone();
+        let change = DhcpLeaseChange { old, new, priority, routes, address_removed };
         Ok(self.run_in_namespace(move |ifname| change.apply_to_interface(ifname)).await??)
     }
 

@@ -7,15 +7,17 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::super::family::DhcpFamily;
+use super::super::family::{DhcpFamily, DhcpLease};
 use super::super::machine::NeededSockets;
 use super::super::sandbox::InterfaceError;
 use super::super::v4::frame::{self, BROADCAST, CLIENT_PORT, FrameAddresses, SERVER_PORT};
 use super::super::v4::message::Dhcp4Message;
 use super::super::v6::{message::Dhcp6Message as MessageV6, neighbour};
 use super::super::{socket, timing::boot_time_now};
+use super::registry::LeasePhase;
 use super::sockets::{send_frame, watch_readable};
 use super::task::LeaseTask;
+use crate::netlink::MacAddress;
 use cni::error::Error;
 
 /// The timeout and the poll interval of duplicate address detection for the link-local address.
@@ -42,13 +44,25 @@ impl LeaseTask {
         server: Ipv4Addr,
     ) -> Result<(), InterfaceError> {
         self.ensure_frame_socket().await?;
+        let src = message.ciaddr;
         if self.sockets.udp.is_none() {
-            let own = SocketAddr::from((message.ciaddr, CLIENT_PORT));
-            let socket = self.open_socket(move |ifname| socket::open_udp(ifname, own)).await?;
-            let server = SocketAddr::from((server, SERVER_PORT));
-            self.sockets.udp = Some((watch_readable(socket)?, server.into()));
+            // Another interface of the container may have the address.
+            let open = move |ifname: &str, _| {
+                let is_own = socket::ip_addresses(ifname)?.contains(&src.into());
+                is_own.then(|| socket::open_udp(ifname, (src, CLIENT_PORT).into())).transpose()
+            };
+            if let Some(socket) = self.open_socket(open).await? {
+                let server = SocketAddr::from((server, SERVER_PORT));
+                self.sockets.udp = Some((watch_readable(socket)?, server.into()));
+            }
         }
-        message.chaddr = *self.machine.mac_mut();
+        let mac = *self.machine.mac_mut();
+        message.chaddr = mac;
+        if let (None, Some(DhcpLease::V4(lease))) = (&self.sockets.udp, &self.record.lease) {
+            let ends = FrameAddresses { src_mac: mac, dst_mac: lease.server_mac, src, dst: server };
+            let frame = frame::encode_udp(&ends, &message.encode());
+            return send_frame(self.sockets.frames.as_ref(), &frame);
+        }
         self.sockets.send_udp(&message.encode())
     }
 
@@ -64,7 +78,7 @@ impl LeaseTask {
 
     pub(super) async fn send_probe(&mut self, address: IpAddr) -> Result<(), InterfaceError> {
         if self.sockets.neighbours.is_none() {
-            let socket = self.open_socket(move |ifname| match address {
+            let socket = self.open_socket(move |ifname, _| match address {
                 IpAddr::V4(_) => socket::open_arp(ifname),
                 IpAddr::V6(address) => socket::open_neighbours(ifname, address),
             });
@@ -102,7 +116,7 @@ impl LeaseTask {
     async fn open_udp_v6_within(&mut self, patience: Duration) -> Result<(), InterfaceError> {
         let deadline = boot_time_now() + patience;
         loop {
-            match self.open_socket(socket::open_udp_v6).await {
+            match self.open_socket(|ifname, _| socket::open_udp_v6(ifname)).await {
                 Err(InterfaceError::Io(e)) if e.kind() == io::ErrorKind::AddrNotAvailable => {
                     if boot_time_now() >= deadline {
                         let name = &self.record.key.ifname;
@@ -125,14 +139,23 @@ impl LeaseTask {
         }
     }
 
-    /// Opens a socket in the namespace, and reads the interface's Ethernet address, which a chained
-    /// plugin may have changed.
+    /// Opens a socket in the namespace for the client's Ethernet address, which is determined again.
     async fn open_socket<T: Send + 'static>(
         &mut self,
-        open: impl FnOnce(&str) -> io::Result<T> + Send + 'static,
+        open: impl FnOnce(&str, MacAddress) -> io::Result<T> + Send + 'static,
     ) -> Result<T, InterfaceError> {
-        let work =
-            move |ifname: &str| io::Result::Ok((socket::mac_address(ifname)?, open(ifname)?));
+        let known = *self.machine.mac_mut();
+        let leased = self.record.lease.as_ref().map(DhcpLease::ip_address);
+        let is_unconfigured =
+            self.record.address_removed || matches!(*self.phase.borrow(), LeasePhase::Acquiring);
+        let work = move |ifname: &str| {
+            let mac = if is_unconfigured {
+                socket::mac_address(ifname)?
+            } else {
+                socket::client_mac(ifname, leased, known)?
+            };
+            io::Result::Ok((mac, open(ifname, mac)?))
+        };
         let (mac, socket) = self.run_in_namespace(work).await??;
         *self.machine.mac_mut() = mac;
         self.record.mac = mac;

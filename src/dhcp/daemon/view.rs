@@ -125,6 +125,10 @@ impl LeaseTask {
         }
         let before = self.record.clone();
         self.record.note_interface(&self.sandbox, &found);
+        // As in `socket::client_mac`.
+        if !self.record.address_removed && !leased.is_some_and(|ip| addresses.contains(&ip)) {
+            self.record.mac = before.mac;
+        }
         if self.record != before {
             self.save_record();
         }

@@ -39,7 +39,7 @@ pub struct Dhcp4Lease {
     /// The end of the lease: the address must not be used afterwards.
     #[serde(with = "millis")]
     pub expires: BootClockTime,
-    /// All options of the DHCPACK.
+    /// The requested options of the DHCPACK.
     #[serde(with = "pairs")]
     pub options: Dhcp4Options,
 }
@@ -117,14 +117,10 @@ impl Dhcp4Lease {
         self.net.addr()
     }
 
-    /// The IPAM result. All routes get the metric `priority`; 0 leaves the choice to the kernel.
-    pub fn ipam_result(&self, priority: u32) -> CniResult {
+    /// The IPAM result.
+    pub fn ipam_result(&self) -> CniResult {
         let gateway = option::first_address(&self.options, option::ROUTERS);
-        let mut routes = self.result_routes(gateway);
-        for route in &mut routes {
-            route.priority = Some(priority).filter(|priority| *priority != 0);
-            route.mtu = option::interface_mtu(&self.options);
-        }
+        let routes = self.result_routes(gateway);
         let (address, gateway) = (self.ip_net(), gateway.map(Into::into));
         let ip = IpConfig { address, gateway, interface: None };
         CniResult { ips: vec![ip], routes, dns: self.result_dns(), ..CniResult::new() }
@@ -161,8 +157,11 @@ impl Dhcp4Lease {
 
     /// Whether a change from this lease to `next` changes the interface.
     pub fn differs_on_link(&self, next: &Dhcp4Lease) -> bool {
-        let routes = |lease: &Dhcp4Lease| lease.ipam_result(0).routes;
-        self.net != next.net || routes(self) != routes(next)
+        let part = |lease: &Dhcp4Lease| {
+            let result = lease.ipam_result();
+            (result.ips, result.routes, option::interface_mtu(&lease.options))
+        };
+        part(self) != part(next)
     }
 
     /// The address with its prefix.
@@ -241,29 +240,28 @@ mod tests {
     fn a_lease_becomes_an_ipam_result() {
         let gateway: (u8, &[u8]) = (3, &[10, 1, 2, 1, 10, 1, 2, 2]);
         let result =
-            lease(&[gateway, (6, &[8, 8, 8, 8]), (15, b"example.com")]).unwrap().ipam_result(7);
+            lease(&[gateway, (6, &[8, 8, 8, 8]), (15, b"example.com")]).unwrap().ipam_result();
         assert_eq!(result.ips[0].address.to_string(), "10.1.2.9/24");
         assert_eq!(result.ips[0].gateway.unwrap().to_string(), "10.1.2.1");
-        assert_eq!((result.routes.len(), result.routes[0].priority), (1, Some(7)));
-        assert!(result.routes[0].is_default() && result.routes[0].mtu.is_none());
+        assert_eq!(result.routes.len(), 1);
+        assert!(result.routes[0].is_default());
         assert_eq!(result.dns.nameservers, ["8.8.8.8"]);
         assert_eq!(result.dns.domain, "example.com");
 
-        let both = [gateway, (33, &[10, 0, 0, 0, 10, 1, 2, 3]), (26, &[5, 0x14])];
-        let routes = lease(&both).unwrap().ipam_result(0).routes;
-        let texts: Vec<_> =
-            routes.iter().map(|r| format!("{} {} {:?}", r.dst, r.gw.unwrap(), r.mtu)).collect();
-        assert_eq!(texts, ["10.0.0.0/8 10.1.2.3 Some(1300)", "0.0.0.0/0 10.1.2.1 Some(1300)"]);
+        let both = [gateway, (33, &[10, 0, 0, 0, 10, 1, 2, 3])];
+        let routes = lease(&both).unwrap().ipam_result().routes;
+        let texts: Vec<_> = routes.iter().map(|r| format!("{} {}", r.dst, r.gw.unwrap())).collect();
+        assert_eq!(texts, ["10.0.0.0/8 10.1.2.3", "0.0.0.0/0 10.1.2.1"]);
 
         let classless: (u8, &[u8]) = (121, &[8, 20, 0, 0, 0, 0, 8, 30, 10, 1, 2, 4]);
         let result =
-            lease(&[gateway, (33, &[10, 0, 0, 0, 10, 1, 2, 3]), classless]).unwrap().ipam_result(0);
+            lease(&[gateway, (33, &[10, 0, 0, 0, 10, 1, 2, 3]), classless]).unwrap().ipam_result();
         assert!(result.ips[0].gateway.is_some());
         assert_eq!((result.routes.len(), result.routes[0].scope), (2, Some(253)));
-        assert_eq!((result.routes[1].scope, result.routes[1].priority), (None, None));
+        assert_eq!(result.routes[1].scope, None);
 
         let broken: (u8, &[u8]) = (121, &[99]);
-        assert!(lease(&[gateway, broken]).unwrap().ipam_result(0).routes[0].is_default());
+        assert!(lease(&[gateway, broken]).unwrap().ipam_result().routes[0].is_default());
     }
 
     #[test]

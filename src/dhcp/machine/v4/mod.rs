@@ -191,8 +191,13 @@ impl DhcpProtocol for Dhcp4Client {
             }
             _ => return None,
         };
-        let lease =
+        let mut lease =
             Dhcp4Lease::from_ack(message, from.unwrap_or(server_mac), exchange.asked, random);
+        if let Ok(lease) = &mut lease
+            && let Some(requested) = self.options.get(&option::PARAMETERS)
+        {
+            lease.options.retain(|code, _| requested.contains(code));
+        }
         Some(lease.map_or_else(ServerReply::Flawed, ServerReply::Lease))
     }
 
