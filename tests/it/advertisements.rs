@@ -16,7 +16,7 @@ use crate::support::node::{Container, Node, eventually};
 
 const ADDRESS: &str = "fd04::5/64";
 
-/// A router behind `wire0`, and behind the bridge `br0`, that advertises 2001:db8:77::/64.
+/// A router behind `wire0`, and behind the bridge `br0`, that advertises `2001:db8:77::/64`.
 struct Router {
     ends: Arc<AtomicBool>,
     sender: Option<JoinHandle<()>>,
@@ -95,7 +95,7 @@ fn is_advertised(container: &Container) -> bool {
 }
 
 #[test]
-fn without_accept_ra_the_interface_has_the_addresses_of_ipam_only() {
+fn without_accept_ra_only_ipam_gives_addresses() {
     for plugin in ["macvlan", "bridge", "host-device"] {
         let node = Node::new();
         let _router = Router::start(&node);

@@ -76,8 +76,8 @@ fn del_and_gc_find_the_pair() {
                 "netns" => net.del(&container),
                 "label" => net.call("DEL", "c1").without("CNI_NETNS").ok(),
                 _ => {
-                    let none = json!({"cni.dev/valid-attachments": []});
-                    net.with(&none).call("GC", "").without("CNI_CONTAINERID").ok();
+                    let nobody = json!({"cni.dev/valid-attachments": []});
+                    net.with(&nobody).call("GC", "").without("CNI_CONTAINERID").ok();
                 }
             }
             assert_eq!((ends(&node), net.leases()), (vec![], vec![]), "{plugin} {way}");
