@@ -231,12 +231,6 @@ impl CheckRequest {
         }
         child::restore_routes(inside, &self.find_link(inside, kind)?, repairs)
     }
-
-    /// Restores the routes of the attachment's link of this kind that are missing.
-    pub fn restore_routes(&self, kind: &str, repairs: &mut RepairFindings) -> Result<()> {
-        let inside = ContainerNetns::open_in(self.sandbox.open_netns()?)?;
-        child::restore_routes(&inside, &self.find_link(&inside, kind)?, repairs)
-    }
 }
 
 #[derive(Debug)]
