@@ -213,6 +213,21 @@ impl Netns {
         }
     }
 
+    /// The namespace with this inode on this device, if it is that of a process.
+    pub fn find_by_process(dev: u64, ino: u64) -> Option<Netns> {
+        for process in fs::read_dir("/proc").ok()?.flatten() {
+            let path = process.path().join("ns/net");
+            let is_wanted = |meta: fs::Metadata| (meta.dev(), meta.ino()) == (dev, ino);
+            if fs::metadata(&path).is_ok_and(is_wanted)
+                && let Ok(netns) = Netns::open(path)
+                && netns.device_and_inode().is_ok_and(|found| found == (dev, ino))
+            {
+                return Some(netns);
+            }
+        }
+        None
+    }
+
     /// A namespace that another process has opened and passed; `path` is for messages.
     pub fn from_descriptor(descriptor: OwnedFd, path: impl Into<PathBuf>) -> Netns {
         Netns { file: Arc::new(descriptor.into()), path: path.into() }

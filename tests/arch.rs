@@ -87,6 +87,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "attachment",
             "cmd",
+            "devices",
             "iface",
             "invoke",
             "netfilter",

@@ -5,6 +5,8 @@
 //! create links of most kinds. Only the kernel decides the parent device and the permanent address
 //! of hardware, the kind of a link, and the link and namespace of its other end.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
 use crate::attachment::backup::mac_text;
@@ -16,6 +18,9 @@ use cni::error::Result;
 /// Tunnels also have a `link`, but the namespace's owner sets their remote end.
 const ON_A_LINK: [&str; 8] =
     ["veth", "vxcan", "netkit", "macvlan", "macvtap", "ipvlan", "ipvtap", "vlan"];
+
+/// The kinds of these with two ends, each of which belongs to one other.
+const PAIRS: [&str; 3] = ["veth", "vxcan", "netkit"];
 
 /// The attributes of a device that a network namespace cannot change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +62,33 @@ impl DeviceIdentity {
     pub fn is_certain(&self) -> bool {
         let is_hardware = !self.parent.is_empty() || self.permanent_mac.is_some();
         is_hardware || self.is_on_link() || self.kind == "dummy"
+    }
+
+    /// Whether no other link has this identity, whatever its name: hardware with an address of its
+    /// own, or an end of a pair.
+    pub fn is_unique(&self) -> bool {
+        self.permanent_mac.is_some() || (self.link.is_some() && PAIRS.contains(&self.kind.as_str()))
+    }
+
+    /// Whether a device that is nowhere may exist in a namespace that has no path: hardware, unless
+    /// the kernel tells that it has no network interface. Virtual links end with their namespace.
+    pub fn may_exist(&self) -> bool {
+        if self.parent.is_empty() {
+            return self.permanent_mac.is_some();
+        }
+        let devices = Path::new("/sys/bus").join(&self.bus).join("devices");
+        // Present in every namespace, while the device has an interface in any of them.
+        devices.join(&self.parent).join("net").exists() || !devices.exists()
+    }
+
+    /// Whether the hardware has one of these names on its bus.
+    pub fn is_on_bus(&self, names: &[String]) -> bool {
+        names.contains(&self.parent)
+    }
+
+    /// Whether the hardware has this permanent address.
+    pub fn has_permanent_mac(&self, mac: MacAddress) -> bool {
+        self.permanent_mac == Some(mac)
     }
 
     /// Whether a link is of the same kind, which does not prove that the link is the device.

@@ -8,9 +8,11 @@
 //! | the record of the attachment, before the device is moved | [`record`] |
 //! | the move, and the way back | [`transfer`] |
 //! | DEL, GC and a failed ADD find the device | [`location`] |
+//! | what an attachment that has ended left to do | [`lost`] |
 
 pub mod identity;
 pub mod location;
+pub mod lost;
 pub mod origin;
 pub mod record;
 pub mod transfer;

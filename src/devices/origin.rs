@@ -98,6 +98,11 @@ impl OriginalState {
         }
     }
 
+    /// Whether the device had this name, or alternative name.
+    pub fn has_name(&self, name: &str) -> bool {
+        self.name == name || self.alt_names.iter().any(|other| other == name)
+    }
+
     /// Removes the alternative names that the device did not have: a container must not choose
     /// names on the host.
     pub fn remove_foreign_names(&self, netlink: &Netlink, device: &Link) -> Result<()> {

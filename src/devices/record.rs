@@ -5,6 +5,7 @@
 //! A device that a reference plugin has moved has no record. It gets its name back, from its alias;
 //! its address, MTU and whether it was up are unknown.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +29,18 @@ const DIR: &str = "/run/cni";
 /// The plugins that move devices.
 const PLUGINS: [&str; 2] = ["host-device", "bond"];
 
+/// What became of the device of an attachment that ends.
+#[derive(Debug)]
+pub enum DeviceReturn {
+    /// It has its former place and state, apart from what the error names.
+    Returned(Option<Error>),
+    /// A link in its place stays in the container, with its addresses: it may be the device, but
+    /// nothing proves that it came from the host.
+    Stays,
+    /// It is neither in the container nor on the host.
+    Nowhere,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceRecord {
@@ -50,6 +63,9 @@ pub struct DeviceRecord {
     /// Whether a DEL has already failed to restore the device completely.
     #[serde(default)]
     pub tried: bool,
+    /// Whether the attachment has ended without the device, see [`super::lost`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lost: bool,
 }
 
 impl DeviceRecord {
@@ -62,8 +78,17 @@ impl DeviceRecord {
         device: OriginalState,
     ) -> DeviceRecord {
         let (container_id, ifname, netns) = (id.to_string(), ifname.to_string(), netns.to_owned());
-        let (netns_id, port, in_container, tried) = (None, String::new(), false, false);
-        DeviceRecord { container_id, ifname, netns, netns_id, port, in_container, device, tried }
+        DeviceRecord {
+            container_id,
+            ifname,
+            netns,
+            netns_id: None,
+            port: String::new(),
+            in_container: false,
+            device,
+            tried: false,
+            lost: false,
+        }
     }
 
     /// The name that ADD gave the device in the container.
@@ -71,14 +96,45 @@ impl DeviceRecord {
         if self.port.is_empty() { &self.ifname } else { &self.port }
     }
 
+    /// The recorded namespace: at its path, or without one, if a process holds it.
+    pub fn open_netns(&self) -> Result<Option<Netns>> {
+        Ok(self.open_netns_at_path()?.or_else(|| self.find_held_netns()))
+    }
+
     /// The namespace at the recorded path, if it is the recorded one: another container's namespace
     /// is not entered. A namespace that nothing pins cannot be distinguished from a later one.
-    pub fn open_netns(&self) -> Result<Option<Netns>> {
+    fn open_netns_at_path(&self) -> Result<Option<Netns>> {
         let Some(known) = self.netns_id.filter(|id| id.ctime != 0) else { return Ok(None) };
         let Ok(netns) = Netns::open(&self.netns) else { return Ok(None) };
         let is_recorded = netns.device_and_inode()? == (known.dev, known.ino)
             && NetnsIdentity::at_path(netns.path()) == Some(known);
         Ok((is_recorded && !netns.is_same_as(&Netns::open_current()?)?).then_some(netns))
+    }
+
+    /// The recorded namespace by its number, which a later one may have: only for a device that is
+    /// like no other and that no later attachment has.
+    fn find_held_netns(&self) -> Option<Netns> {
+        let known = self.netns_id?;
+        let is_found =
+            !self.in_container && self.device.identity.is_unique() && !self.is_superseded();
+        if is_found { Netns::find_by_process(known.dev, known.ino) } else { None }
+    }
+
+    /// Whether another attachment has the device, or has had it since.
+    fn is_superseded(&self) -> bool {
+        all_records().iter().any(|(_, other)| {
+            !other.lost
+                && !other.in_container
+                && other.device.identity == self.device.identity
+                && (self.lost
+                    || (&other.container_id, &other.ifname) != (&self.container_id, &self.ifname))
+        })
+    }
+
+    /// Whether the device may come back to the host: hardware that exists, as far as is known, and
+    /// that no other attachment has.
+    pub(super) fn may_come_back(&self) -> bool {
+        !self.in_container && self.device.identity.may_exist() && !self.is_superseded()
     }
 
     /// Whether the device may be in this namespace; false for a later namespace at the same path.
@@ -97,42 +153,53 @@ impl DeviceRecord {
     }
 
     fn file_name(&self) -> String {
-        record_file_name(&self.container_id, &self.ifname, &self.port)
+        record_file_name(&self.container_id, &self.ifname, self.device_in_file_name())
+    }
+
+    /// A lost device's record does not have the name of a record of the next attachment of this
+    /// container and interface.
+    fn device_in_file_name(&self) -> &str {
+        if self.lost { &self.device.name } else { &self.port }
     }
 }
 
 /// The remedy for a link `name` that the host lacks.
-pub fn missing_device_remedy(name: &str, network: &NetworkName) -> String {
-    recorded_device_remedy(name, network)
+pub fn missing_device_remedy(name: &str) -> String {
+    recorded_device_remedy(&|device| device.has_name(name))
         .unwrap_or_else(|| "\"ip link\" lists the links of the host".to_owned())
 }
 
-/// The remedy for a link `name` that the host lacks because a container has it, if there is a
-/// record of it.
-pub fn recorded_device_remedy(name: &str, network: &NetworkName) -> Option<String> {
-    let record = find_record_of_host_device(name, network)?;
+/// The remedy for a device that the host lacks because a container has it, if there is a record of
+/// it.
+pub fn recorded_device_remedy(is_meant: &dyn Fn(&OriginalState) -> bool) -> Option<String> {
+    let record = find_record_of_host_device(is_meant)?;
     let (id, name) = (&record.container_id, record.name_in_container());
-    Some(format!(
-        "container {id} has it as {name}, or was not followed by DEL: detach it there first"
-    ))
+    Some(if record.lost {
+        format!(
+            "container {id} had it as {name}, and something may hold its namespace: end its \
+             processes, then: cnibox gc"
+        )
+    } else {
+        format!(
+            "container {id} has it as {name}, or was not followed by DEL: detach it there first"
+        )
+    })
 }
 
-fn find_record_of_host_device(name: &str, network: &NetworkName) -> Option<DeviceRecord> {
-    let stores = PLUGINS.map(|plugin| DeviceRecordStore::for_network(plugin, network));
-    let mut records = stores.iter().flat_map(DeviceRecordStore::list_all_records);
-    records.find(|record| record.device.name == name && !record.in_container)
+fn find_record_of_host_device(is_meant: &dyn Fn(&OriginalState) -> bool) -> Option<DeviceRecord> {
+    let records = all_records().into_iter().map(|(_, record)| record);
+    // An attachment that has the device tells more than one that had it.
+    records
+        .filter(|record| !record.in_container && is_meant(&record.device))
+        .min_by_key(|record| record.lost)
 }
 
 /// The state of a device of the host for a new record. A device that still has its name as alias
 /// was not restored after an earlier container, whose record has the state.
-pub fn state_for_record(
-    host: &Netlink,
-    device: &Link,
-    network: &NetworkName,
-) -> Result<OriginalState> {
+pub fn state_for_record(host: &Netlink, device: &Link) -> Result<OriginalState> {
     if device.alias == device.name
         && let Some(DeviceRecord { device: origin, .. }) =
-            find_record_of_host_device(&device.name, network)
+            find_record_of_host_device(&|recorded| recorded.name == device.name)
         && origin.identity == DeviceIdentity::from_link(device)
     {
         return Ok(origin);
@@ -140,9 +207,8 @@ pub fn state_for_record(
     OriginalState::from_device(host, device)
 }
 
-/// Returns the device of a record, given the records of valid attachments; with the error of a
-/// state that was not restored completely.
-type GiveBack<'a> = &'a dyn Fn(&DeviceRecord, &[DeviceRecord]) -> Result<Option<Error>>;
+/// Returns the device of a record, given the records of valid attachments.
+type GiveBack<'a> = &'a dyn Fn(&DeviceRecord, &[DeviceRecord]) -> Result<DeviceReturn>;
 
 /// The files of one network: `<network>/<container>:<interface>.json`, for ports
 /// `<network>/<container>:<interface>:<port>.json`. None of the names contains a colon.
@@ -159,6 +225,13 @@ impl<'a> DeviceRecordStore<'a> {
 
     fn for_network_in(dir: &Path, network: &'a str) -> DeviceRecordStore<'a> {
         DeviceRecordStore { network, own: dir.join(network), all: dir.to_owned() }
+    }
+
+    /// The store with the directory of a network's records.
+    pub(super) fn at_directory(own: &'a Path) -> DeviceRecordStore<'a> {
+        let network = own.file_name().and_then(OsStr::to_str).unwrap_or_default();
+        let all = own.parent().unwrap_or(own).to_owned();
+        DeviceRecordStore { network, own: own.to_owned(), all }
     }
 
     /// The temporary name of the files of an attachment.
@@ -184,23 +257,40 @@ impl<'a> DeviceRecordStore<'a> {
         Ok(AtomicWriter::new(temporary, Durability::Volatile).replace_file(&path, &bytes, 0o600)?)
     }
 
-    /// Ends an attachment whose device has been returned; `incomplete` is the error of a state that
-    /// was not restored completely.
-    /// The next command retries once: a permanent error must not keep the container from being
-    /// deleted.
-    pub fn end_attachment(
-        &self,
-        mut record: DeviceRecord,
-        incomplete: Option<Error>,
-    ) -> Result<()> {
-        match incomplete {
-            Some(error) if !record.tried => {
+    /// Ends an attachment. After a state that was not restored completely the next command retries
+    /// once: a permanent error must not keep the container from being deleted. The record of
+    /// hardware that is nowhere stays, so that the hardware gets its name and state when it is back.
+    pub fn end_attachment(&self, mut record: DeviceRecord, returned: DeviceReturn) -> Result<()> {
+        match returned {
+            DeviceReturn::Returned(Some(error)) if !record.tried => {
                 record.tried = true;
                 self.save_record(&record)?;
                 return Err(error.with_details("the next DEL or GC retries once"));
             }
-            Some(error) => warn!("{error}"),
-            None => {}
+            DeviceReturn::Returned(Some(error)) => warn!("{error}"),
+            DeviceReturn::Nowhere if record.may_come_back() => return self.keep_lost(&record),
+            DeviceReturn::Returned(None) | DeviceReturn::Stays | DeviceReturn::Nowhere => {}
+        }
+        self.remove_record(&record.container_id, &record.ifname, record.device_in_file_name())
+    }
+
+    fn keep_lost(&self, record: &DeviceRecord) -> Result<()> {
+        if record.lost {
+            return Ok(());
+        }
+        warn!(
+            "\"{}\" is neither in the container nor on the host: \"cnibox gc\" and the next ADD \
+             restore it when the kernel has given it back",
+            record.device.name
+        );
+        let lost = DeviceRecord { lost: true, ..record.clone() };
+        if let Err(error) = self.save_record(&lost) {
+            // GC and ADD find the record as it is.
+            warn!("{error}");
+            return Ok(());
+        }
+        if lost.file_name() == record.file_name() {
+            return Ok(());
         }
         self.remove_record(&record.container_id, &record.ifname, &record.port)
     }
@@ -214,19 +304,21 @@ impl<'a> DeviceRecordStore<'a> {
             ifname: &valid.ifname,
         });
         self.remove_temporary_files(&owners.collect::<Vec<_>>());
-        let (valid, stale): (Vec<_>, Vec<_>) = self
-            .list_network_records()
-            .into_iter()
-            .partition(|record| req.is_valid_attachment(&record.container_id, &record.ifname));
+        let (valid, stale): (Vec<_>, Vec<_>) =
+            self.list_network_records().into_iter().partition(|record| {
+                !record.lost && req.is_valid_attachment(&record.container_id, &record.ifname)
+            });
         for record in stale {
             // A later container in the same namespace may have the device.
             let has_device = |other: &DeviceRecord| {
                 other.device.name == record.device.name && other.netns == record.netns
             };
-            let released =
-                if valid.iter().any(has_device) { Ok(None) } else { give_back(&record, &valid) };
-            let ended = released.and_then(|incomplete| self.end_attachment(record, incomplete));
-            failures.keep_error(ended);
+            let returned = if valid.iter().any(has_device) {
+                Ok(DeviceReturn::Returned(None))
+            } else {
+                give_back(&record, &valid)
+            };
+            failures.keep_error(returned.and_then(|it| self.end_attachment(record, it)));
         }
         failures.into_result()
     }
@@ -257,12 +349,19 @@ impl<'a> DeviceRecordStore<'a> {
     pub fn list_network_records(&self) -> Vec<DeviceRecord> {
         records_in_directory(&self.own)
     }
+}
 
-    /// The records of all networks of the plugin.
-    fn list_all_records(&self) -> Vec<DeviceRecord> {
-        let directories = fs::read_dir(&self.all).into_iter().flatten().flatten();
-        directories.flat_map(|directory| records_in_directory(&directory.path())).collect()
+/// The records of all plugins and networks, with their directories.
+pub(super) fn all_records() -> Vec<(PathBuf, DeviceRecord)> {
+    let mut records = Vec::new();
+    for plugin in PLUGINS {
+        let networks = fs::read_dir(Path::new(DIR).join(plugin)).into_iter().flatten().flatten();
+        for directory in networks.map(|network| network.path()) {
+            let found = records_in_directory(&directory).into_iter();
+            records.extend(found.map(|record| (directory.clone(), record)));
+        }
     }
+    records
 }
 
 /// The records in a directory; none if other users can write to the directory.
@@ -312,6 +411,7 @@ mod tests {
             in_container: false,
             device,
             tried: false,
+            lost: false,
         }
     }
 
@@ -328,7 +428,6 @@ mod tests {
         b.save_record(&record("c1", "ens3")).unwrap();
         assert_eq!(a.find_record("c1", "eth0"), Some(record("c1", "ens2")));
         assert_eq!(a.list_network_records(), [record("c1", "ens2")]);
-        assert_eq!(a.list_all_records().len(), 2);
         let left = a.temporary_path("c1", "eth0");
         fs::write(&left, "{").unwrap();
         a.remove_temporary_files(&[AttachmentId { network: "a", id: "c1", ifname: "eth0" }]);
@@ -339,7 +438,7 @@ mod tests {
         a.remove_record("c1", "eth0", "").unwrap();
         a.remove_record("c1", "eth0", "").unwrap();
         assert_eq!(a.find_record("c1", "eth0"), None);
-        assert_eq!(b.list_all_records(), [record("c1", "ens3")]);
+        assert_eq!(b.list_network_records(), [record("c1", "ens3")]);
     }
 
     #[test]

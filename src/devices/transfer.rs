@@ -63,9 +63,9 @@ pub fn move_back_to_host(
     host.require_link(name).context(|| format!("failed to find \"{name}\" in hostNS"))
 }
 
-/// Moves a link that may be the device to the host, down, without addresses, and under a name that
-/// no configuration uses. Returns that name.
-pub fn move_candidate_to_host(
+/// Moves a device whose name on the host is unknown to the host, down, without addresses, and under
+/// a name that no configuration uses. Returns that name.
+pub fn move_unnamed_to_host(
     inside: &ContainerNetns<'_>,
     host: &Netlink,
     link: &Link,

@@ -1,5 +1,6 @@
 //! `cnibox gc`: deletes the attachments of dead containers, without a runtime.
 
+mod lost_devices;
 mod port_owners;
 
 use std::collections::HashSet;
@@ -213,6 +214,7 @@ pub(super) fn collect_garbage(
         outcomes.extend(collector.remove_remains(&record, dry_run)?);
     }
     collector.collect_port_owners(dry_run, &mut outcomes)?;
+    collector.return_lost_devices(dry_run, &mut outcomes)?;
     if dry_run {
         outcomes.extend(found.doubtful);
     }
@@ -536,9 +538,7 @@ impl GarbageCollector<'_> {
             None => None,
         })
     }
-}
 
-impl GarbageCollector<'_> {
     /// The outcome for an attachment that stays because nothing proves its end; a person may know
     /// that it has ended.
     fn outcome_in_doubt(

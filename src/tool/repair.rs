@@ -17,12 +17,13 @@ use super::pause::{StopSignals, WakeReason};
 use super::snapshot::{NodeSnapshot, wait_for_running_calls};
 use super::{DRY_RUN, JSON, ToolCommand, doctor, install, print_text};
 use crate::attachment::AttachmentId;
+use crate::devices::lost::LostDevice;
 use crate::framework::{AppletTable, AttachmentTurn};
 use cni::error::{Error, ErrorCode, ErrorContext, Result};
 
 use crate::netfilter::reconcile::{ReconcileMode, reconcile_all};
 use crate::netfilter::{PacketFilter, PacketFilterWatch};
-use crate::netlink::LossEvents;
+use crate::netlink::{LossEvents, Netlink};
 use crate::options::{CommandLine, CommandOption, long_option, require_no_words, usage_error};
 use crate::repairs::RepairFindings;
 use cni::runtime::{CachedAttachment, Runtime};
@@ -141,6 +142,7 @@ impl RepairJob {
             }
             Err(error) => repairs.record_failure(error),
         }
+        repair_lost_devices(&mut repairs).unwrap_or_else(|error| repairs.record_failure(error));
         let snapshot = NodeSnapshot::take(&[self.runtime.results_dir()]);
         match self.runtime.cached_attachments("") {
             Ok(all) => self.repair_attachments(&all, &snapshot, &mut repairs),
@@ -239,6 +241,18 @@ impl RepairJob {
             rules.restart_watch(&PacketFilter::new());
         }
     }
+}
+
+/// Restores the devices of ended attachments that the kernel has given back since.
+fn repair_lost_devices(repairs: &mut RepairFindings) -> Result<()> {
+    let host = Netlink::open()?;
+    for device in LostDevice::find_all() {
+        if device.is_on_host(&host)? {
+            let object = device.object();
+            repairs.restore_missing(object, || device.give_back(&host).map(drop));
+        }
+    }
+    Ok(())
 }
 
 fn repair_outcomes(repairs: &RepairFindings, is_dry: bool) -> Vec<ActionOutcome> {

@@ -8,6 +8,7 @@ mod faults;
 mod forged;
 mod give_back;
 mod hardware;
+mod lost;
 mod reference;
 mod refusals;
 

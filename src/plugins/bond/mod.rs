@@ -116,8 +116,8 @@ impl Plugin for Bond {
 
         for (link, record) in links.iter().zip(&records) {
             undo.add_step(format!("give \"{}\" back", link.name), || {
-                let incomplete = ports::give_back(cx, record, Some(netns))?;
-                store.end_attachment(record.clone(), incomplete)
+                let returned = ports::give_back(cx, record, Some(netns))?;
+                store.end_attachment(record.clone(), returned)
             });
             store.save_record(record)?;
             if !conf.links_in_container {
@@ -193,7 +193,7 @@ impl Plugin for Bond {
             for record in records {
                 let given_back = ports::give_back(cx, &record, netns);
                 failures.keep_error(
-                    given_back.and_then(|incomplete| store.end_attachment(record, incomplete)),
+                    given_back.and_then(|returned| store.end_attachment(record, returned)),
                 );
             }
             // The temporary file of an ADD that was killed before it had a record.

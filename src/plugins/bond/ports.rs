@@ -5,9 +5,10 @@ use nix::errno::Errno;
 use super::{BondConfig, KIND};
 use crate::devices::identity::{DeviceIdentity, came_from_host};
 use crate::devices::location::DeviceSearch;
+use crate::devices::lost;
 use crate::devices::origin::OriginalState;
 use crate::devices::record::{
-    DeviceRecord, DeviceRecordStore, missing_device_remedy, recorded_device_remedy,
+    DeviceRecord, DeviceRecordStore, DeviceReturn, missing_device_remedy, recorded_device_remedy,
     state_for_record,
 };
 use crate::devices::transfer;
@@ -81,17 +82,24 @@ fn find_link(
     name: &str,
 ) -> Result<Link> {
     let place = if conf.links_in_container { &inside.netlink } else { cx.host_netlink()? };
-    place.require_link(name).map_err(|error| {
+    let mut found = place.require_link(name);
+    if found.is_err()
+        && !conf.links_in_container
+        && lost::restore_earlier(place, &|device| device.has_name(name))
+    {
+        found = place.require_link(name);
+    }
+    found.map_err(|error| {
         let remedy = if conf.links_in_container {
             "the container must have it before the bond: attach it first, or remove \
              \"linksInContainer\""
                 .to_owned()
-        } else if let Some(remedy) = recorded_device_remedy(name, &cx.net.name) {
+        } else if let Some(remedy) = recorded_device_remedy(&|device| device.has_name(name)) {
             remedy
         } else if matches!(inside.netlink.find_link(name), Ok(Some(_))) {
             "the container has it: write \"linksInContainer\": true".to_owned()
         } else {
-            missing_device_remedy(name, &cx.net.name)
+            missing_device_remedy(name)
         };
         Error::from(error).context("failed to find a link of the bond").with_details(remedy)
     })
@@ -105,9 +113,8 @@ pub(super) fn require_known(cx: &CallContext<'_>, conf: &BondConfig, host: &Netl
             record.device.name == named.name || record.device.alt_names.contains(&named.name)
         };
         if !records.iter().any(is_known) {
-            host.require_link(&named.name).map_err(|e| {
-                Error::from(e).with_details(missing_device_remedy(&named.name, &cx.net.name))
-            })?;
+            host.require_link(&named.name)
+                .map_err(|e| Error::from(e).with_details(missing_device_remedy(&named.name)))?;
         }
     }
     Ok(())
@@ -126,7 +133,7 @@ pub(super) fn new_records(
         let device = if conf.links_in_container {
             OriginalState::from_device(&inside.netlink, link)?
         } else {
-            state_for_record(host, link, &cx.net.name)?
+            state_for_record(host, link)?
         };
         let new = DeviceRecord::new(&req.id, &req.ifname, &req.sandbox.path, device);
         let (netns_id, in_container) = (req.sandbox.netns_identity(), conf.links_in_container);
@@ -188,27 +195,26 @@ pub(super) fn verify_links(
 }
 
 /// Gives a recorded link back: to the host, or to the container that it was in. The bond is deleted
-/// already. Returns the error of a state that could not be restored completely; success if the link
-/// is nowhere.
+/// already.
 pub(super) fn give_back(
     cx: &CallContext<'_>,
     record: &DeviceRecord,
     netns: Option<&Netns>,
-) -> Result<Option<Error>> {
+) -> Result<DeviceReturn> {
     if !record.in_container {
         return DeviceSearch::for_record(record).return_device(cx.host_netlink()?, netns, None);
     }
     // A link that was deleted, with its namespace or by the plugin that made it, needs nothing.
-    let Some(netns) = netns else { return Ok(None) };
+    let Some(netns) = netns else { return Ok(DeviceReturn::Nowhere) };
     let inside = Netlink::open_in(netns)?;
     let name = &record.device.name;
-    let Some(link) = inside.find_link(name)? else { return Ok(None) };
+    let Some(link) = inside.find_link(name)? else { return Ok(DeviceReturn::Nowhere) };
     if link.master.is_some() || !record.device.identity.has_kind_of(&link) {
         let msg =
             format!("\"{name}\" of the container is in use, or not the former link of the bond");
-        return Ok(Some(Error::internal(msg)));
+        return Ok(DeviceReturn::Returned(Some(Error::internal(msg))));
     }
-    Ok(record.device.restore_device(&inside, &link).err())
+    Ok(DeviceReturn::Returned(record.device.restore_device(&inside, &link).err()))
 }
 
 /// For a DEL without records, what is known of the configured links that are ports of the bond: an

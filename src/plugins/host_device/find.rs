@@ -4,6 +4,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::HostDeviceConfig;
 use super::sysfs::{self, Sysfs};
+use crate::devices::origin::OriginalState;
 use crate::iface::child;
 use crate::netlink::{Link, MacAddress, Netlink};
 use cni::error::{Error, Result};
@@ -72,6 +73,23 @@ impl DeviceSelector {
         self.pci_function().filter(|id| sysfs.is_user_space(id))
     }
 
+    /// Whether a recorded device is the one.
+    pub(super) fn is_recorded(&self, sysfs: &Sysfs, device: &OriginalState) -> bool {
+        match self {
+            DeviceSelector::Name(name) => device.has_name(name),
+            DeviceSelector::Mac(mac) => {
+                device.mac == Some(*mac) || device.identity.has_permanent_mac(*mac)
+            }
+            DeviceSelector::Pci(id) | DeviceSelector::Auxiliary(id) => {
+                device.identity.is_on_bus(&parents_of_function(sysfs, id))
+            }
+            DeviceSelector::Path(path) => {
+                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                device.identity.is_on_bus(&[name])
+            }
+        }
+    }
+
     /// Whether a link that came from the host may be the device; `host_name` is its name on the
     /// host. False only if an attribute contradicts.
     pub(super) fn may_select(&self, link: &Link, host_name: &str) -> bool {
@@ -105,9 +123,7 @@ pub(super) fn selected_device(
         DeviceSelector::Mac(mac) => find_by_mac(&host.dump_links()?, *mac)?,
         DeviceSelector::Path(path) => find_in_net_directory(host, &path.join("net"))?,
         DeviceSelector::Pci(id) => {
-            let mut parents = sysfs.list_virtio_devices(id);
-            parents.push(id.clone());
-            find_by_parent(host, sysfs.pci_net_directory(id), &parents)?
+            find_by_parent(host, sysfs.pci_net_directory(id), &parents_of_function(sysfs, id))?
         }
         DeviceSelector::Auxiliary(id) => {
             let directory = sysfs.device_directory("auxiliary", id).join("net");
@@ -119,6 +135,13 @@ pub(super) fn selected_device(
         return Err(Error::config(msg).with_details("every container has its own"));
     }
     Ok(link)
+}
+
+/// The possible parent devices of the interface of a PCI function.
+fn parents_of_function(sysfs: &Sysfs, id: &str) -> Vec<String> {
+    let mut parents = sysfs.list_virtio_devices(id);
+    parents.push(id.to_owned());
+    parents
 }
 
 fn selector_by_device_id(id: String, sysfs: &Sysfs) -> Result<DeviceSelector> {

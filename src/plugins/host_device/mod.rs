@@ -18,9 +18,11 @@ use serde::Deserialize;
 use self::find::DeviceSelector;
 use self::sysfs::Sysfs;
 use crate::devices::location::DeviceSearch;
+use crate::devices::lost::{self, LostDevice};
 use crate::devices::origin::HostNetwork;
 use crate::devices::record::{
-    DeviceRecord, DeviceRecordStore, missing_device_remedy, state_for_record,
+    DeviceRecord, DeviceRecordStore, DeviceReturn, missing_device_remedy, recorded_device_remedy,
+    state_for_record,
 };
 use crate::devices::transfer;
 use crate::framework::{
@@ -29,7 +31,7 @@ use crate::framework::{
 };
 use crate::iface::child::{self, CheckedLink};
 use crate::iface::{ContainerNetns, configure, verify};
-use crate::netlink::Link;
+use crate::netlink::{Link, Netlink};
 use cni::error::{Error, ErrorCode, ErrorContext, Result};
 use cni::{CniResult, ResultInterface};
 
@@ -92,8 +94,8 @@ impl Plugin for HostDevice {
         let (inside, host) =
             (ContainerNetns::open_in(netns)?.with_accept_ra(conf.accept_ra), cx.host_netlink()?);
         let records = DeviceRecordStore::for_network(NAME, &cx.net.name);
-        let device = find::selected_device(host, &sysfs, &selector)
-            .map_err(|e| explain_missing_device(e, &selector, cx))?;
+        let device = find_device(host, &sysfs, &selector)
+            .map_err(|e| explain_missing_device(e, &sysfs, &selector))?;
         transfer::require_free_names(&inside, &device, req.ifname.as_str())?;
         let l3 = cx.has_ipam();
         if l3 {
@@ -101,7 +103,7 @@ impl Plugin for HostDevice {
             // when it is moved.
             cx.ipam_plugin()?;
         }
-        let origin = state_for_record(host, &device, &cx.net.name)?;
+        let origin = state_for_record(host, &device)?;
         let mut network = HostNetwork::default();
         if conf.use_interface_network {
             network = HostNetwork::from_device(host, &device, conf.default_route)?;
@@ -114,9 +116,9 @@ impl Plugin for HostDevice {
         let mut undo = Rollback::new();
 
         undo.add_step(format!("give \"{}\" back", device.name), || {
-            let incomplete =
+            let returned =
                 DeviceSearch::for_record(&record).return_device(host, Some(netns), None)?;
-            records.end_attachment(record.clone(), incomplete)
+            records.end_attachment(record.clone(), returned)
         });
         records.save_record(&record)?;
         let up = (!l3 && network.ips.is_empty()) || cx.ipam_needs_link();
@@ -165,7 +167,9 @@ impl Plugin for HostDevice {
     fn del(cx: &CallContext<'_>, conf: &HostDeviceConfig, req: &DelRequest) -> Result<()> {
         let mut failures = Failures::new();
         delete_and_release(cx, &mut failures, CallContext::ipam_del, |failures| {
-            failures.keep_error(return_attached_device(cx, conf, req))
+            let returned = failures.keep_error(return_attached_device(cx, conf, req))?;
+            // A link that stays in the container keeps its addresses.
+            returned.then_some(())
         });
         failures.into_result()
     }
@@ -206,12 +210,25 @@ fn missing_selector_error() -> Error {
     Error::internal(r#"specify either "device", "hwaddr", "kernelpath" or "pciBusID""#)
 }
 
+/// The selected device. What an earlier attachment of it left to do is done first.
+fn find_device(host: &Netlink, sysfs: &Sysfs, selector: &DeviceSelector) -> Result<Link> {
+    let found = find::selected_device(host, sysfs, selector);
+    let may_be_unfinished = |device: &Link| device.kind.is_none() || !device.alias.is_empty();
+    if found.as_ref().map_or(true, may_be_unfinished)
+        && lost::restore_earlier(host, &|device| selector.is_recorded(sysfs, device))
+    {
+        return find::selected_device(host, sysfs, selector);
+    }
+    found
+}
+
 /// The error of a missing device, with the name of the container that has the device.
-fn explain_missing_device(error: Error, selector: &DeviceSelector, cx: &CallContext<'_>) -> Error {
+fn explain_missing_device(error: Error, sysfs: &Sysfs, selector: &DeviceSelector) -> Error {
     let error = error.context("failed to find host device");
-    match selector {
-        DeviceSelector::Name(name) if error.details().is_empty() => {
-            error.with_details(missing_device_remedy(name, &cx.net.name))
+    match (recorded_device_remedy(&|device| selector.is_recorded(sysfs, device)), selector) {
+        (Some(remedy), _) => error.with_details(remedy),
+        (None, DeviceSelector::Name(name)) if error.details().is_empty() => {
+            error.with_details(missing_device_remedy(name))
         }
         _ => error,
     }
@@ -241,26 +258,32 @@ fn report_user_space_pci(
     Ok(result)
 }
 
-/// Finds the attachment's device and gives it back to the host.
+/// Finds the attachment's device and gives it back to the host. Returns whether no link in its place
+/// stays in the container.
 fn return_attached_device(
     cx: &CallContext<'_>,
     conf: &HostDeviceConfig,
     req: &DelRequest,
-) -> Result<()> {
+) -> Result<bool> {
     let records = DeviceRecordStore::for_network(NAME, &cx.net.name);
     let (host, netns, prev) = (cx.host_netlink()?, req.netns.as_ref(), req.prev.as_ref());
     if let Some(record) = records.find_record(req.id.as_str(), req.ifname.as_str()) {
         let netns = record.netns_of_del(netns)?;
-        let incomplete =
+        let returned =
             DeviceSearch::for_record(&record).return_device(host, netns.as_ref(), prev)?;
-        return records.end_attachment(record, incomplete);
+        return records.end_attachment(record, returned).map(|()| true);
+    }
+    for device in LostDevice::find_all() {
+        if device.container_id() == req.id.as_str() {
+            device.give_back(host)?;
+        }
     }
     let sysfs = Sysfs::new();
     // The selector of removed hardware is unknown, which is not an error.
     let selector = DeviceSelector::from_config(conf, &sysfs).unwrap_or_default();
     let selector = selector.as_ref();
     if selector.is_some_and(|selector| selector.user_space_pci(&sysfs).is_some()) {
-        return Ok(());
+        return Ok(true);
     }
     let configured = selector.and_then(DeviceSelector::name);
     let may_select = |link: &Link, host_name: &str| {
@@ -272,11 +295,11 @@ fn return_attached_device(
         configured,
         may_select: &may_select,
     };
-    let incomplete = search.return_device(host, netns, prev)?;
+    let returned = search.return_device(host, netns, prev)?;
     // Also removes an unreadable record.
-    incomplete.map_or(Ok(()), Err).and(records.remove_record(
-        req.id.as_str(),
-        req.ifname.as_str(),
-        "",
-    ))
+    records.remove_record(req.id.as_str(), req.ifname.as_str(), "")?;
+    match returned {
+        DeviceReturn::Returned(Some(error)) => Err(error),
+        returned => Ok(!matches!(returned, DeviceReturn::Stays)),
+    }
 }

@@ -8,11 +8,13 @@ use std::path::PathBuf;
 use ipnet::IpNet;
 
 use crate::attachment::AttachmentRecord;
+use crate::devices::lost::LostDevice;
 use crate::framework::port_owner::{self, PortOwnerState};
 use crate::iface::verify::IN_CONTAINER;
 use crate::leases::{LeaseListing, LeaseStatus};
 use crate::netfilter::PacketFilter;
 use crate::netfilter::ports::{self, PORTS};
+use crate::netlink::Netlink;
 use crate::tool::directories::{LeaseDirectory, ToolDirectories};
 use crate::tool::finding::{Finding, FindingSubject};
 use crate::tool::life::{ContainerState, doubt_reason, end_reason};
@@ -27,6 +29,9 @@ const COLLECT: &str = "cnibox gc";
 /// The remedy for an attachment whose link is gone: if a person deleted the link, the container may
 /// run.
 const DETACH: &str = "cnibox gc # and delete the container, if it still runs";
+
+/// The remedy for a device in a namespace without a path.
+const FREE: &str = "end the processes of the container, then: cnibox gc";
 
 /// The list of leases, with the state of their containers.
 const LIST: &str = "cnibox ipam ls";
@@ -196,6 +201,23 @@ pub(super) fn find_unknown_remains(attached: &[ExaminedAttachment]) -> Vec<Findi
         (!is_known).then(|| Finding::new_warning(title, problem, COLLECT))
     };
     AttachmentRecord::read_all(None).into_iter().filter_map(remains).collect()
+}
+
+/// Devices of the host that DEL has not found.
+pub(super) fn find_lost_devices() -> Result<Vec<Finding>> {
+    let host = Netlink::open()?;
+    let mut findings = Vec::new();
+    for device in LostDevice::find_all() {
+        let (problem, remedy) = if device.is_on_host(&host)? {
+            ("is on the host without its name and state", COLLECT)
+        } else if device.may_come_back() {
+            ("has not come back: something may hold its namespace", FREE)
+        } else {
+            continue;
+        };
+        findings.push(Finding::new_warning(device.object(), problem, remedy));
+    }
+    Ok(findings)
 }
 
 /// Rules that lead ports of the host to containers that are gone, or in doubt.

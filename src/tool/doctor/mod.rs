@@ -133,6 +133,7 @@ fn examine_once(
     let checks = attached.iter().filter_map(|attached| attached.run_check(directories, runtime));
     findings.extend(checks.filter(is_new));
     findings.extend(attachments::find_unknown_remains(&attached));
+    findings.extend(attachments::find_lost_devices()?);
     let leases = directories.find_lease_directories(None)?;
     findings.extend(attachments::examine_leases(&attached, &leases)?);
     findings.extend(attachments::examine_ports(directories, &leases)?);

@@ -6,7 +6,7 @@ use super::{MACS, dual, golden, hand_over, is_back, plug, records, simple};
 use crate::lane::{self, needs};
 use crate::support::net::{normal, settles};
 use crate::support::node::{Container, MILESTONES, Node, VERSIONS, eventually};
-use crate::support::parallel::{at_once, at_once_in};
+use crate::support::parallel::{Holder, at_once, at_once_in};
 
 #[test]
 fn add_check_and_del_return_the_links() {
@@ -156,6 +156,24 @@ fn gc_returns_links_of_stale_attachments() {
         net.with(&json!({"prevResult": added})).call("CHECK", "c2").netns(&container.path()).ok();
         net.call("DEL", "c2").netns(&container.path()).ok();
         is_back(&node, &before.0);
+    }
+}
+
+#[test]
+fn a_process_in_a_namespace_without_a_path_loses_no_link() {
+    needs!(lane::BOND);
+    for has_path in [true, false] {
+        let (node, container) = (Node::new(), Container::new());
+        plug(&node);
+        let before = node.snapshot();
+        let net = simple(&node, &json!({}));
+        net.add(&container);
+        let holder = Holder::of(&container);
+        let path = if has_path { container.path() } else { String::new() };
+        drop(container);
+        net.call("DEL", "c1").netns(&path).ok();
+        is_back(&node, &before);
+        drop(holder);
     }
 }
 

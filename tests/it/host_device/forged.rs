@@ -139,19 +139,6 @@ fn alternative_names_of_the_container_do_not_block_del() {
 }
 
 #[test]
-fn an_unproved_tunnel_comes_back_down_and_renamed() {
-    let (node, container) = (Node::new(), Container::new());
-    node.sh("ip tuntap add tap7 mode tap; ip addr add 192.0.2.7/24 dev tap7; ip link set tap7 up");
-    let net = simple(&node, &json!({"device": "tap7"}));
-    net.add(&container);
-    net.del(&container);
-    nothing_was_given(&node);
-    let link = &node.ip("-d link show dev0")[0];
-    assert_eq!((&link["linkinfo"]["info_kind"], &link["ifalias"]), (&json!("tun"), &json!(null)));
-    assert!(!link["flags"].as_array().unwrap().contains(&json!("UP")), "{link}");
-}
-
-#[test]
 fn a_failed_return_of_a_device_is_reported_and_retried() {
     for helps in [true, false] {
         let (node, container) = (Node::new(), Container::new());

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 
@@ -12,6 +13,12 @@ use crate::support::node::{Call, Container, Node, eventually};
 
 /// The VM's initial network namespace.
 const HOST: &str = "--net=/proc/1/ns/net";
+
+/// The tests have the same cards.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A card with its name and MAC on the host.
 struct Card {
@@ -57,6 +64,7 @@ fn is_back(node: &Node, card: &Card) {
 #[test]
 fn real_cards_are_found_by_every_key_and_returned() {
     needs!(lane::CARDS);
+    let _turn = turn();
     let node = Node::new();
     for directory in ["net", "virtio*/net"] {
         let card = card(&node, directory);
@@ -103,9 +111,57 @@ fn ends_with_its_namespace(node: &Node, card: &Card, before: &str, after: &str) 
     on_host(node, after);
 }
 
+/// A descriptor holds the namespace when DEL comes, or there is no DEL: the next ADD by the bus
+/// address, and GC, give the card its name and state.
+#[test]
+fn cards_that_come_back_late_have_their_names_and_state() {
+    needs!(lane::CARDS);
+    let _turn = turn();
+    let node = Node::new();
+    let card = card(&node, "net");
+    on_host(&node, &format!("ip addr add 192.0.2.7/24 dev {}", card.name));
+    on_host(&node, &format!("ip link set {} up", card.name));
+    let keys = json!({"pciBusID": card.id});
+    for (has_del, next) in [(true, "ADD"), (false, "ADD"), (true, "GC"), (true, "cnibox gc")] {
+        let container = Container::new();
+        let path = container.path();
+        call(&node, "ADD", &keys, &path).result();
+        let held = fs::File::open(&path).unwrap();
+        drop(container);
+        if has_del {
+            call(&node, "DEL", &keys, &path).ok();
+        }
+        drop(held);
+        let is_here = || on_host(&node, "ip link").contains(&card.mac);
+        eventually("the kernel gives the card back", is_here);
+        match next {
+            "ADD" => {
+                let later = Container::new();
+                call(&node, "ADD", &keys, &later.path()).id("c2").result();
+                call(&node, "DEL", &keys, &path).ok();
+                assert_eq!(later.ip("link show net1")[0]["address"], json!(card.mac));
+                call(&node, "DEL", &keys, &later.path()).id("c2").ok();
+            }
+            "GC" => {
+                let unlisted = merged(&keys, &json!({"cni.dev/valid-attachments": []}));
+                call(&node, "GC", &unlisted, "").ok();
+            }
+            _ => {
+                node.cnibox(&["gc"]).under(&["nsenter", HOST]).printed();
+            }
+        }
+        println!("{has_del} {next}");
+        is_back(&node, &card);
+        assert_eq!(super::records(&node), "");
+    }
+    on_host(&node, &format!("ip link set {} down", card.name));
+    on_host(&node, &format!("ip addr flush dev {}", card.name));
+}
+
 #[test]
 fn a_card_with_a_userspace_driver_is_only_reported() {
     needs!(lane::CARDS);
+    let _turn = turn();
     let node = Node::new();
     let Card { id, mac, .. } = card(&node, "net");
     let bind = |driver: &str| {

@@ -1,7 +1,10 @@
 //! Calls at the same time.
 
+use std::process::{Child, Command};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+
+use crate::support::node::Container;
 
 /// The maximum number of concurrent calls.
 pub(crate) const WORKERS: usize = 16;
@@ -35,4 +38,20 @@ pub(crate) fn at_once_in<T: Send>(
     });
     done.sort_by_key(|(i, _)| *i);
     done.into_iter().map(|(_, value)| value).collect()
+}
+
+/// A process in the namespace of a container, until it is dropped.
+pub(crate) struct Holder(Child);
+
+impl Holder {
+    pub(crate) fn of(container: &Container) -> Holder {
+        Holder(container.run(|| Command::new("sleep").arg("600").spawn().unwrap()))
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
 }
