@@ -220,12 +220,22 @@ impl CheckRequest {
             let (ifname, path) = (&self.ifname, &self.sandbox.path);
             let prev = self.require_final_result()?;
             let (index, entry) = verify::find_container_entry(prev, ifname, path)?;
+            let what = format!("interface \"{ifname}\" in {path}");
+            let mac: Option<MacAddress> = entry.mac.parse().ok();
+            let is_renamed = |link: &Link| link.kind.as_deref() == Some(kind) && link.mac == mac;
+            if let Some(link) = inside.netlink.dump_links()?.into_iter().find(is_renamed) {
+                repairs.record_changed(format!("{what}, which is \"{}\" now", link.name));
+                return Ok(());
+            }
             let mut result = CniResult::new();
             result.ips = prev.ips_of_interface(index).cloned().collect();
             result.routes.clone_from(&prev.routes);
-            repairs.restore_missing(format!("interface \"{ifname}\" in {path}"), || {
-                create(entry.mac.parse().ok(), result.ips.is_empty())?;
-                child::complete_link(inside, ifname, path, &mut result).map(drop)
+            repairs.restore_missing(what, || {
+                create(mac, result.ips.is_empty())?;
+                let completed = child::complete_link(inside, ifname, path, &mut result);
+                completed.map(drop).inspect_err(|_| {
+                    child::roll_back_link(inside, ifname).unwrap_or_else(|error| warn!("{error}"));
+                })
             });
             return Ok(());
         }

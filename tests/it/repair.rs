@@ -240,6 +240,11 @@ fn repair_makes_a_child_link_again() {
             assert!(pod.reaches("10.88.0.1"), "{kind}");
         }
         assert_eq!(ward.repair(), "nothing was missing\n");
+        // A renamed interface is not missing.
+        pod.sh("ip link set eth0 down; ip link set eth0 name other; ip link set other up");
+        let text = ward.repair();
+        assert!(text.starts_with("left alone: interface \"eth0\" in "), "{kind}: {text}");
+        assert!(!pod.try_sh("ip link show eth0"), "{kind}");
     }
 }
 
