@@ -278,7 +278,13 @@ pub fn prepare_ipv6(
 pub fn add_routes(inside: &ContainerNetns<'_>, link: &Link, result: &CniResult) -> Result<()> {
     for route in plan_routes(result, link.index) {
         let is_chosen = route.priority.is_some_and(|metric| metric != 0);
-        tables::add_preferred(&inside.netlink, link, &route, is_chosen)
+        let add = |onlink| {
+            let route = KernelRoute { onlink, ..route.clone() };
+            tables::add_preferred(&inside.netlink, link, &route, is_chosen)
+        };
+        // Another route may lead to the gateway.
+        add(false)
+            .or_else(|error| if route.onlink { add(true) } else { Err(error) })
             .map_err(|error| refused_route_error(error, &route, link, result))?;
     }
     Ok(())

@@ -6,6 +6,9 @@ use serde_json::{Value, json};
 
 use crate::support::node::Node;
 
+/// The MTU that tuning sets.
+pub(super) const TUNED_MTU: u32 = 1300;
+
 /// The host's address towards the other host, and that host's.
 pub(super) const HOST: &str = "192.0.2.1";
 pub(super) const OUTSIDE: &str = "192.0.2.2";
@@ -106,7 +109,7 @@ impl Network {
             Extra::Bandwidth => Some(json!({"type": "bandwidth",
                 "ingressRate": 800_000_000, "ingressBurst": 80_000_000,
                 "egressRate": 800_000_000, "egressBurst": 80_000_000})),
-            Extra::Tuning => Some(json!({"type": "tuning", "mtu": 1300,
+            Extra::Tuning => Some(json!({"type": "tuning", "mtu": TUNED_MTU,
                 "sysctl": {"net.core.somaxconn": "500"}})),
         });
         let plugins: Vec<Value> = [first].into_iter().chain(more).collect();
