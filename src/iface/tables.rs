@@ -16,9 +16,6 @@ use cni::sort::sort_by_key;
 /// `default`, `main` and `local`, the tables of the kernel's own rules.
 const RESERVED: std::ops::RangeInclusive<u32> = 253..=255;
 
-/// `RT_SCOPE_SITE`, which is wider than that of a link, as a gateway requires.
-const RT_SCOPE_SITE: u8 = 200;
-
 /// The metric of an IPv6 route that is added without one.
 pub const IPV6_METRIC: u32 = 1024;
 
@@ -154,8 +151,9 @@ pub fn add_preferred(
 
 /// The route as [`add_preferred`] adds it; `None` if no other link has a route with the same
 /// destination and metric among those `present`. IPv4 puts the newest route in front of the others;
-/// with IPv6 the metric is lowered, as equal ones would become one route of both links. IPv4 takes
-/// turns among default routes of one scope while their gateways are idle, so the scope differs.
+/// with IPv6 the metric is lowered, as equal ones would become one route of both links. Among IPv4
+/// default routes the kernel goes on to the next one while a gateway does not answer, which keeps
+/// containers connected whose later network has no router.
 pub fn prefer_to_others(
     netlink: &Netlink,
     link: &Link,
@@ -178,10 +176,6 @@ pub fn prefer_to_others(
     let mut preferred = route.clone();
     if dst.addr().is_ipv6() {
         preferred.priority = lower_metric(&similar, &is_own, wanted);
-    }
-    if dst.addr().is_ipv4() && dst.prefix_len() == 0 && route.gw.is_some() {
-        let is_free = |scope: &u8| !similar.iter().any(|route| route.scope == Some(*scope));
-        preferred.scope = (1..=RT_SCOPE_SITE).rev().find(is_free);
     }
     if is_chosen || (dst.addr().is_ipv6() && preferred.priority.is_none()) {
         let msg = format!("\"{other}\" has a route to {dst} with the metric {wanted}, too");

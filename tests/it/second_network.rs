@@ -101,12 +101,12 @@ impl World {
         (conf, result)
     }
 
-    /// Lets the gateways of the interfaces be known, but idle: then IPv4 takes turns among equal
-    /// default routes. An interface may be missing.
+    /// Lets the gateways of the interfaces answer: among IPv4 default routes the kernel goes on to
+    /// the next one otherwise. An interface may be missing.
     fn know_gateways(&self) {
         for (number, name) in (1..).zip(["eth0", "net1", "net2", "net3"]) {
             for gateway in [format!("10.{number}.0.1"), format!("fd0{number}::1")] {
-                let entry = format!("{gateway} lladdr 02:00:00:00:00:99 dev {name} nud permanent");
+                let entry = format!("{gateway} lladdr 02:00:00:00:00:99 dev {name} nud reachable");
                 self.container.try_sh(&format!("ip neigh replace {entry}"));
             }
         }
