@@ -190,62 +190,65 @@ fn repair_restores_host_routes_and_addresses_of_ptp() {
     }
 }
 
-/// A card whose driver restarts takes its children with it.
-#[test]
-fn repair_makes_a_child_link_again() {
-    for (kind, keys, feature) in [
-        ("macvlan", json!({"mode": "private", "mtu": 1400}), None),
-        ("macvlan", json!({"ipam": null, "mac": "02:00:00:00:00:77"}), None),
-        ("ipvlan", json!({"mode": "l2"}), Some(lane::IPVLAN)),
-        ("vlan", json!({"vlanId": 5}), Some(lane::VLAN)),
-    ] {
-        if feature.is_some_and(|feature| !lane::has_feature(&[feature])) {
-            return;
+/// A card whose driver restarts takes its children with it: repair makes such a child again.
+fn child_is_made_again(kind: &str, keys: &Value) {
+    let ipam = json!({"type": "host-local", "dataDir": "LEASES",
+        "ranges": [[{"subnet": "10.88.0.0/16", "rangeStart": "10.88.0.2"}], [{"subnet": "fd00:88::/64"}]],
+        "routes": [{"dst": "10.99.0.0/16"}]});
+    let base = json!({"type": kind, "master": "card0", "ipam": ipam});
+    let plugins = json!([crate::support::net::merged(&base, keys)]);
+    let ward = Ward::sized(&plugins, 1);
+    let plug = || {
+        ward.node.sh(
+            "ip link add card0 type veth peer name far0; ip link set card0 up; ip link set far0 up
+                      ip addr add 10.88.0.1/16 dev far0",
+        );
+        if kind == "vlan" {
+            ward.node.sh("ip addr flush dev far0; ip link add link far0 name far0.5 type vlan id 5
+                          ip link set far0.5 up; ip addr add 10.88.0.1/16 dev far0.5");
         }
-        let ipam = json!({"type": "host-local", "dataDir": "LEASES",
-            "ranges": [[{"subnet": "10.88.0.0/16", "rangeStart": "10.88.0.2"}], [{"subnet": "fd00:88::/64"}]],
-            "routes": [{"dst": "10.99.0.0/16"}]});
-        let base = json!({"type": kind, "master": "card0", "ipam": ipam});
-        let plugins = json!([crate::support::net::merged(&base, &keys)]);
-        let ward = Ward::sized(&plugins, 1);
-        let plug = || {
-            ward.node.sh("ip link add card0 type veth peer name far0; ip link set card0 up; ip link set far0 up
-                          ip addr add 10.88.0.1/16 dev far0");
-            if kind == "vlan" {
-                ward.node
-                    .sh("ip addr flush dev far0; ip link add link far0 name far0.5 type vlan id 5
-                              ip link set far0.5 up; ip addr add 10.88.0.1/16 dev far0.5");
-            }
-        };
-        plug();
-        ward.attach(0);
-        let pod = &ward.pods[0];
-        let shown = || {
-            let mut link = pod.ip("-d link show eth0")[0].clone();
-            let attributes = link.as_object_mut().unwrap();
-            attributes.retain(|key, _| ["address", "mtu", "linkinfo"].contains(&key.as_str()));
-            (link, pod.sh("ip -4 -o addr show eth0"), pod.sh("ip route"))
-        };
-        let (before, is_layer3) = (shown(), keys.get("ipam").is_none());
-        ward.node.sh("ip link del card0");
-        assert!(!pod.try_sh("ip link show eth0"), "{kind}");
-        assert_eq!(ward.cnibox(&["repair"]).run().status, Some(1), "{kind}: there is no master");
-        plug();
-        let text = ward.repair();
-        assert!(text.starts_with("restored: interface \"eth0\" in "), "{kind}: {text}");
-        let after = shown();
-        assert_eq!((&after.0, &after.2), (&before.0, &before.2), "{kind}");
-        assert_eq!(after.1.contains("10.88.0.2/16"), is_layer3, "{kind}: {}", after.1);
-        if is_layer3 {
-            assert!(pod.reaches("10.88.0.1"), "{kind}");
-        }
-        assert_eq!(ward.repair(), "nothing was missing\n");
-        // A renamed interface is not missing.
-        pod.sh("ip link set eth0 down; ip link set eth0 name other; ip link set other up");
-        let text = ward.repair();
-        assert!(text.starts_with("left alone: interface \"eth0\" in "), "{kind}: {text}");
-        assert!(!pod.try_sh("ip link show eth0"), "{kind}");
+    };
+    plug();
+    ward.attach(0);
+    let pod = &ward.pods[0];
+    let shown = || {
+        let mut link = pod.ip("-d link show eth0")[0].clone();
+        let attributes = link.as_object_mut().unwrap();
+        attributes.retain(|key, _| ["address", "mtu", "linkinfo"].contains(&key.as_str()));
+        (link, pod.sh("ip -4 -o addr show eth0"), pod.sh("ip route"))
+    };
+    let (before, is_layer3) = (shown(), keys.get("ipam").is_none());
+    ward.node.sh("ip link del card0");
+    assert!(!pod.try_sh("ip link show eth0"), "{kind}");
+    assert_eq!(ward.cnibox(&["repair"]).run().status, Some(1), "{kind}: there is no master");
+    plug();
+    let text = ward.repair();
+    assert!(text.starts_with("restored: interface \"eth0\" in "), "{kind}: {text}");
+    let after = shown();
+    assert_eq!((&after.0, &after.2), (&before.0, &before.2), "{kind}");
+    assert_eq!(after.1.contains("10.88.0.2/16"), is_layer3, "{kind}: {}", after.1);
+    if is_layer3 {
+        assert!(pod.reaches("10.88.0.1"), "{kind}");
     }
+    assert_eq!(ward.repair(), "nothing was missing\n");
+    // A renamed interface is not missing.
+    pod.sh("ip link set eth0 down; ip link set eth0 name other; ip link set other up");
+    let text = ward.repair();
+    assert!(text.starts_with("left alone: interface \"eth0\" in "), "{kind}: {text}");
+    assert!(!pod.try_sh("ip link show eth0"), "{kind}");
+}
+
+#[test]
+fn repair_makes_a_macvlan_again() {
+    child_is_made_again("macvlan", &json!({"mode": "private", "mtu": 1400}));
+    child_is_made_again("macvlan", &json!({"ipam": null, "mac": "02:00:00:00:00:77"}));
+}
+
+#[test]
+fn repair_makes_an_ipvlan_and_a_vlan_again() {
+    needs!(lane::IPVLAN, lane::VLAN);
+    child_is_made_again("ipvlan", &json!({"mode": "l2"}));
+    child_is_made_again("vlan", &json!({"vlanId": 5}));
 }
 
 #[test]
