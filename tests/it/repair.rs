@@ -200,7 +200,7 @@ fn child_is_made_again(kind: &str, keys: &Value) {
     let ward = Ward::sized(&plugins, 1);
     let plug = || {
         ward.node.sh(
-            "ip link add card0 type veth peer name far0; ip link set card0 up; ip link set far0 up
+            "ip link add card0 address 02:00:00:00:00:ca type veth peer name far0; ip link set card0 up; ip link set far0 up
                       ip addr add 10.88.0.1/16 dev far0",
         );
         if kind == "vlan" {
