@@ -11,6 +11,9 @@ use cni::error::{Error, Result};
 pub struct RepairFindings {
     /// Whether missing state is reported only.
     dry_run: bool,
+    /// Another container was attached with the same path of a network namespace: nothing proves
+    /// whose namespace is there now.
+    pub shares_namespace: bool,
     missing: Vec<String>,
     left: Vec<String>,
     failed: Vec<Error>,

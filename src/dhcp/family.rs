@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::timing::BootClockTime;
 use super::v4::option::interface_mtu;
 use super::{v4, v6};
+use crate::framework::addressing::omit_default_routes;
 use cni::{CniResult, ResultRoute};
 
 #[derive(
@@ -89,8 +90,8 @@ impl DhcpLease {
         let routes = &mut result.routes;
         routes.retain(|route| conf.added.iter().all(|own| own.dst.trunc() != route.dst.trunc()));
         routes.extend(conf.added.iter().filter(|own| own.dst.addr().is_ipv4() == is_v4).cloned());
-        routes.retain(|route| conf.default_route != Some(false) || route.dst.prefix_len() != 0);
-        for route in routes {
+        omit_default_routes(&mut result, conf.default_route);
+        for route in &mut result.routes {
             route.priority = route.priority.or((priority != 0).then_some(priority));
             route.mtu = route.mtu.or(mtu);
         }

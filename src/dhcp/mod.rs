@@ -5,8 +5,8 @@
 //! daemon over a unix socket.
 //!
 //! Keys of `ipam`: `daemonSocketPath` (`/run/cni/dhcp.sock`), `family` (`ipv4`, `ipv6` or `both`),
-//! `request`, `provide`, `priority`, `routes`, and `startDaemon`: start the daemon if it is not running.
-//! `docs/dhcp-daemon.md` documents them.
+//! `request`, `provide`, `priority`, `routes`, and `startDaemon`: start the daemon if it is not
+//! running. `docs/dhcp-daemon.md` documents them.
 //!
 //! State on the host while the container lives: a file per lease in `/run/cni/dhcp`.
 //!

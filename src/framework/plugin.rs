@@ -221,6 +221,10 @@ impl CheckRequest {
             let prev = self.require_final_result()?;
             let (index, entry) = verify::find_container_entry(prev, ifname, path)?;
             let what = format!("interface \"{ifname}\" in {path}");
+            if repairs.shares_namespace {
+                repairs.record_changed(format!("{what}, which is another container's path, too"));
+                return Ok(());
+            }
             let mac: Option<MacAddress> = entry.mac.parse().ok();
             let is_renamed = |link: &Link| link.kind.as_deref() == Some(kind) && link.mac == mac;
             if let Some(link) = inside.netlink.dump_links()?.into_iter().find(is_renamed) {

@@ -31,16 +31,24 @@ pub(super) fn container_states(
 ) -> Vec<ContainerState> {
     let life = |one: &CachedAttachment| {
         let CachedAttachment { network, attach, .. } = one;
-        let rival = cached.iter().find(|other| {
-            !attach.netns.is_empty()
-                && other.attach.netns == attach.netns
-                && other.attach.container_id != attach.container_id
-        });
-        let rival = rival.map(|other| other.attach.container_id.clone());
+        let rival = find_rival(cached, one).map(|other| other.attach.container_id.clone());
         let owner = AttachmentId { network, ifname: &attach.ifname, id: &attach.container_id };
         ContainerState { liveness: reclaim::attachment_liveness(owner, &data_dir(one)), rival }
     };
     cached.iter().map(life).collect()
+}
+
+/// An attachment of another container with the same path of a network namespace.
+pub(super) fn find_rival<'a>(
+    all: &'a [CachedAttachment],
+    one: &CachedAttachment,
+) -> Option<&'a CachedAttachment> {
+    let attach = &one.attach;
+    all.iter().find(|other| {
+        !attach.netns.is_empty()
+            && other.attach.netns == attach.netns
+            && other.attach.container_id != attach.container_id
+    })
 }
 
 /// Why an attachment has ended; `None` if it may be in use.

@@ -12,6 +12,7 @@ use nix::unistd::Pid;
 
 use super::directories::{CACHE, PLUGIN_PATH, ToolDirectories};
 use super::in_process::InProcessExecutor;
+use super::life::find_rival;
 use super::outcome::{ActionOutcome, FAILED, LEFT_ALONE, MISSING, RESTORED, report_outcomes};
 use super::pause::{StopSignals, WakeReason};
 use super::snapshot::{NodeSnapshot, wait_for_running_calls};
@@ -162,6 +163,7 @@ impl RepairJob {
         let mut found = Vec::new();
         for cached in all {
             let mut own = repairs.for_attachment();
+            own.shares_namespace = find_rival(all, cached).is_some();
             self.repair_attachment(cached, &mut own);
             if !own.is_empty() {
                 found.push((cached, own));

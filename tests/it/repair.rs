@@ -244,6 +244,24 @@ fn repair_makes_a_macvlan_again() {
     child_is_made_again("macvlan", &json!({"ipam": null, "mac": "02:00:00:00:00:77"}));
 }
 
+/// A container that ended without DEL, and a later one at the same path: nothing proves whose
+/// namespace it is, and the interface of the first does not belong into that of the second.
+#[test]
+fn repair_makes_no_interface_where_another_container_may_be() {
+    let ward = Ward::sized(&json!([{"type": "macvlan", "master": "card0"}]), 1);
+    ward.node.sh("ip link add card0 type veth peer name far0; ip link set card0 up");
+    ward.attach(0);
+    let pod = &ward.pods[0];
+    pod.sh("ip link del eth0");
+    let (path, conf) = (pod.path(), ward.node.path("net.d").display().to_string());
+    let add = ["cnitool", "add", "pods", &path, "--container-id", "later", "--conf-dir", &conf];
+    ward.cnibox(&add).printed();
+    pod.sh("ip link del eth0");
+    let text = ward.repair();
+    assert!(text.starts_with("left alone: interface \"eth0\" in "), "{text}");
+    assert!(!pod.try_sh("ip link show eth0"));
+}
+
 #[test]
 fn repair_makes_an_ipvlan_and_a_vlan_again() {
     needs!(lane::IPVLAN, lane::VLAN);

@@ -139,7 +139,8 @@ impl LeaseTask {
         }
     }
 
-    /// Opens a socket in the namespace for the client's Ethernet address, which is determined again.
+    /// Opens a socket in the namespace for the client's Ethernet address, which is determined
+    /// again.
     async fn open_socket<T: Send + 'static>(
         &mut self,
         open: impl FnOnce(&str, MacAddress) -> io::Result<T> + Send + 'static,

@@ -2,8 +2,8 @@
 //!
 //! Keys: `mode` and `links` (objects with `name`), both required; `linksInContainer` (the links are
 //! in the container already), `miimon`, `mtu`, `failOverMac`, `allSlavesActive`, `tlbDynamicLb`,
-//! `xmitHashPolicy`, `lacpRate`, `minLinks`, `mac`; `CNI_ARGS` `MAC` and the capability `mac` have precedence over `mac`.
-//! `ipam` is optional: without it the interface is layer 2.
+//! `xmitHashPolicy`, `lacpRate`, `minLinks`, `mac`; `CNI_ARGS` `MAC` and the capability `mac` have
+//! precedence over `mac`. `ipam` is optional: without it the interface is layer 2.
 //!
 //! While the container has the bond, a record of each link below `/run/cni/bond` holds its former
 //! state. DEL deletes the bond, and returns the links to the host, or leaves those that were in the
@@ -65,8 +65,8 @@ pub struct BondConfig {
     /// How often a partner sends LACPDUs, in mode `802.3ad`: `slow` (30 s, the kernel's default) or
     /// `fast` (1 s).
     lacp_rate: String,
-    /// The number of links with a carrier below which the bond has none, in mode `802.3ad`. Default:
-    /// the kernel's, 0.
+    /// The number of links with a carrier below which the bond has none, in mode `802.3ad`.
+    /// Default: the kernel's, 0.
     min_links: NumberOrText,
     /// MAC of the bond. Default: that of the first link.
     mac: String,

@@ -109,9 +109,7 @@ fn find_link(
 pub(super) fn require_known(cx: &CallContext<'_>, conf: &BondConfig, host: &Netlink) -> Result<()> {
     let records = DeviceRecordStore::for_network(KIND, &cx.net.name).list_network_records();
     for named in &conf.links {
-        let is_known = |record: &DeviceRecord| {
-            record.device.name == named.name || record.device.alt_names.contains(&named.name)
-        };
+        let is_known = |record: &DeviceRecord| record.device.has_name(&named.name);
         if !records.iter().any(is_known) {
             host.require_link(&named.name)
                 .map_err(|e| Error::from(e).with_details(missing_device_remedy(&named.name)))?;
