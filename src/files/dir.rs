@@ -216,6 +216,19 @@ impl OpenDirectory {
         renamed
     }
 
+    /// Moves a file into the directory `to`, over a file there; false if there is no such file.
+    pub(crate) fn move_file(
+        &self,
+        name: &str,
+        to: &OpenDirectory,
+        as_name: &str,
+    ) -> FileResult<bool> {
+        match renameat(&self.dir, name, &to.dir, as_name) {
+            Err(Errno::ENOENT) => Ok(false),
+            moved => moved.during("move", &self.file_path(name)).map(|()| true),
+        }
+    }
+
     /// Removes a file; a missing file is success.
     pub(crate) fn remove_file(&self, name: &str) -> FileResult<()> {
         remove_at(self.as_fd(), Path::new(name), &self.file_path(name))

@@ -31,6 +31,8 @@ use cni::sort::sort_by_key;
 
 /// Limit of the size of `last_reserved_ip` in bytes.
 const MAX_BYTES: usize = 256;
+/// Prefix of the names of reservations that were set aside, in the directory `.cnibox`.
+const ASIDE: &str = "reserved.";
 /// Networks whose lock this process did not get in time: the rollback of the same ADD does not wait
 /// for the lock again.
 static TIMED_OUT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
@@ -139,6 +141,29 @@ impl LeaseStore {
         Ok(reserved)
     }
 
+    /// Moves the file by which an administrator reserves `ip` out of the way of a lease, whose
+    /// removal puts the file back; false if there is no such file.
+    pub fn set_reservation_aside(&mut self, ip: IpAddr) -> error::Result<bool> {
+        let (Some(directory), AddressFile::Reserved(_)) =
+            (&self.directory, listing::read_address_file(&self.dir, ip))
+        else {
+            return Ok(false);
+        };
+        let (name, journal) = (ip.to_string(), self.journal.take());
+        let is_aside = self.dir.move_file(&name, directory, &aside_name(&name))?;
+        self.journal = journal;
+        self.journal.iter_mut().for_each(LeaseJournal::mark_directory_changed);
+        Ok(is_aside)
+    }
+
+    /// Puts a reservation back that was set aside, in place of a lease if there is one; false if
+    /// there is none.
+    pub fn put_reservation_back(&self, ip: IpAddr) -> FileResult<bool> {
+        let Some(directory) = &self.directory else { return Ok(false) };
+        let name = ip.to_string();
+        directory.move_file(&aside_name(&name), &self.dir, &name)
+    }
+
     /// The addresses that `owner` holds, in the current form or the old one.
     pub fn addresses_held_by(&mut self, owner: AttachmentId<'_>) -> error::Result<Vec<IpAddr>> {
         Ok(self.leases_held_by(owner)?.iter().map(|lease| lease.ip).collect())
@@ -212,7 +237,10 @@ impl LeaseStore {
         let ips = self.taken_addresses()?;
         let mut reserved = listing::read_reservations(&self.dir, self.directory.as_ref(), &ips);
         reserved.retain(unwanted);
-        reserved.iter().try_for_each(|reservation| self.remove_unlisted_file(reservation.ip))?;
+        for reservation in &reserved {
+            self.dir.remove_file(&reservation.ip.to_string())?;
+        }
+        self.journal.iter_mut().for_each(LeaseJournal::mark_directory_changed);
         Ok(reserved)
     }
 
@@ -322,7 +350,7 @@ impl LeaseStore {
         let journal = self.journal.take();
         for lease in leases {
             let removal = removal(&lease);
-            match self.dir.remove_file(&removal.ip.to_string()) {
+            match self.remove_lease_file(removal.ip) {
                 Ok(()) => {
                     removed.push(lease);
                     removals.push(removal);
@@ -334,8 +362,31 @@ impl LeaseStore {
         error::Error::join_all(errors).map(|()| removed)
     }
 
+    fn remove_lease_file(&self, ip: IpAddr) -> FileResult<()> {
+        match self.put_reservation_back(ip) {
+            Ok(true) => Ok(()),
+            Ok(false) | Err(_) => self.dir.remove_file(&ip.to_string()),
+        }
+    }
+
+    /// Puts reservations back whose lease was removed by another program, or is missing after a
+    /// kill.
+    fn put_lost_reservations_back(&self) -> FileResult<()> {
+        let Some(directory) = &self.directory else { return Ok(()) };
+        for name in directory.entry_names()? {
+            let ip = name.strip_prefix(ASIDE).and_then(|ip| ip.parse::<IpAddr>().ok());
+            if let Some(ip) = ip.filter(|ip| !self.dir.has_entry(&ip.to_string())) {
+                self.put_reservation_back(ip)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Reads all leases, and writes a new journal of them if possible.
     fn rebuild_journal(&mut self) -> error::Result<Vec<(AddressLease, Metadata)>> {
+        if let Err(e) = self.put_lost_reservations_back() {
+            warn!("could not put reserved addresses back: {e}");
+        }
         let mut noted = JournalContents::read_journal(self.directory.as_ref(), &self.boot);
         let leases = self.read_all_leases(&noted)?;
         self.journal = self.directory.as_ref().and_then(|directory| {
@@ -389,7 +440,8 @@ impl LeaseStore {
         noted: &JournalContents,
     ) -> Option<AddressLease> {
         if noted.is_of_earlier_boot(ip, meta, &self.boot) {
-            match self.remove_unlisted_file(ip) {
+            self.journal.iter_mut().for_each(LeaseJournal::mark_directory_changed);
+            match self.remove_lease_file(ip) {
                 Ok(()) => warn!("freed {ip}: its lease was lost in a power cut"),
                 Err(e) => warn!("could not free {ip}, whose lease was lost in a power cut: {e}"),
             }
@@ -423,13 +475,6 @@ impl LeaseStore {
         };
         format!("cnibox ipam free {option}--network {network} {ip}")
     }
-
-    /// Removes a file that is not in the journal.
-    fn remove_unlisted_file(&mut self, ip: IpAddr) -> FileResult<()> {
-        self.dir.remove_file(&ip.to_string())?;
-        self.journal.iter_mut().for_each(LeaseJournal::mark_directory_changed);
-        Ok(())
-    }
 }
 
 impl Drop for LeaseStore {
@@ -454,6 +499,10 @@ fn take_lock(dir: &OpenDirectory, timeout: Duration) -> error::Result<FileLock> 
         }
     });
     Ok(lock?)
+}
+
+fn aside_name(address: &str) -> String {
+    format!("{ASIDE}{address}")
 }
 
 fn last_reserved_file_name(range_id: usize) -> String {

@@ -142,10 +142,7 @@ impl<'a> AddressAllocation<'a> {
         }
         let found = match request {
             // A request overrides the quarantine.
-            Some(ip) if reserve_address(self.store, self.owner, self.end, ip)? => {
-                set.find_range(ip).map(|range| (ip, range))
-            }
-            Some(_) => None,
+            Some(ip) => self.reserve_requested_address(set, ip)?,
             None => self.reserve_free_address(id, set)?,
         };
         let Some((ip, range)) = found else {
@@ -160,6 +157,20 @@ impl<'a> AddressAllocation<'a> {
         }
         let address = IpNet::new(ip, range.subnet.prefix_len()).unwrap_or(IpNet::from(ip));
         Ok(IpConfig { address, gateway: Some(range.gateway), interface: None })
+    }
+
+    fn reserve_requested_address<'s>(
+        &mut self,
+        set: &'s RangeSet,
+        ip: IpAddr,
+    ) -> Result<Option<(IpAddr, &'s AddressRange)>> {
+        let Some(range) = set.find_range(ip) else { return Ok(None) };
+        let set_aside = range.requests_from_reserved && self.store.set_reservation_aside(ip)?;
+        let reserved = reserve_address(self.store, self.owner, self.end, ip);
+        if set_aside && !matches!(reserved, Ok(true)) {
+            self.store.put_reservation_back(ip)?;
+        }
+        Ok(reserved?.then_some((ip, range)))
     }
 
     fn reserve_free_address<'s>(
@@ -194,7 +205,8 @@ impl<'a> AddressAllocation<'a> {
             }
             None => format!(
                 "a file that names no container reserves it, which \"cnibox ipam free --network {} \
-                 {ip}\" ends: request another address of {set}",
+                 {ip}\" ends: request another address of {set}, or write \
+                 \"requestsFromReserved\": true into the range",
                 self.owner.network
             ),
         })
@@ -268,7 +280,7 @@ mod tests {
                 range_start: start.parse().ok(),
                 range_end: end.parse().ok(),
                 gateway: gateway.parse().ok(),
-                requests_from_subnet: false,
+                ..RangeConfig::default()
             }
         };
         RangeSet::from_configs(&text.split(',').map(conf).collect::<Vec<_>>()).unwrap()

@@ -30,6 +30,8 @@ pub struct RangeConfig {
     pub gateway: Option<IpAddr>,
     /// Whether addresses of the network outside of the range can be requested.
     pub requests_from_subnet: bool,
+    /// Whether addresses that a file reserves can be requested.
+    pub requests_from_reserved: bool,
 }
 
 /// A validated range with its defaults set.
@@ -45,6 +47,8 @@ pub struct AddressRange {
     pub gateway: IpAddr,
     /// Whether addresses of the network outside of the range can be requested.
     pub requests_from_subnet: bool,
+    /// Whether addresses that a file reserves can be requested.
+    pub requests_from_reserved: bool,
 }
 
 /// Ranges that together supply one address of a result; never empty.
@@ -134,9 +138,16 @@ impl AddressRange {
             ))
             .with_details(remedy));
         }
-        let (gateway, requests_from_subnet) =
-            (conf.gateway.unwrap_or(first), conf.requests_from_subnet);
-        Ok(AddressRange { subnet, start, end, gateway, requests_from_subnet })
+        let gateway = conf.gateway.unwrap_or(first);
+        let RangeConfig { requests_from_subnet, requests_from_reserved, .. } = *conf;
+        Ok(AddressRange {
+            subnet,
+            start,
+            end,
+            gateway,
+            requests_from_subnet,
+            requests_from_reserved,
+        })
     }
 
     /// Whether a host of the network can have `ip`.
