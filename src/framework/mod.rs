@@ -17,6 +17,7 @@ pub mod port_owner;
 pub mod reclaim;
 pub mod record;
 pub mod reference_gc;
+pub mod resolv;
 mod rollback;
 pub mod run;
 mod turn;

@@ -13,8 +13,8 @@
 //! Permanently: the tables `inet`, `bridge` and `netdev cnibox_egress`, and the links of the sink
 //! ([`guard`]).
 
-use std::net::IpAddr;
-use std::path::PathBuf;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
 use serde::Deserialize;
@@ -22,13 +22,13 @@ use serde::Deserialize;
 use crate::attachment::AttachmentRecord;
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback,
-    require_prev_result,
+    require_prev_result, resolv,
 };
 use crate::iface::guard::SINK;
 use crate::iface::{ContainerNetns, guard, peer};
-use crate::netfilter::egress::policy::{CompiledPolicy, EgressPolicy, PolicyEntry};
+use crate::netfilter::egress::policy::{CompiledPolicy, EgressPolicy, PolicyEntry, PolicyScene};
 use crate::netfilter::egress::source::{has_null, named_policy, require_keys};
-use crate::netfilter::egress::{self, EgressPart};
+use crate::netfilter::egress::{self, CONTAINER_LINKS, EgressPart};
 use crate::netfilter::{AttachmentId, RuleBackend};
 use crate::netlink::{FdbEntry, Link, LinkAddress, LinkChange, MacAddress, Netlink};
 use crate::netns::Netns;
@@ -41,6 +41,13 @@ use cni::json::keys::DecodedKeys;
 
 /// The maximum number of addresses of the host, besides routers, that the filter of a port knows.
 const MOST_HOST_ADDRESSES: usize = 64;
+
+/// Addresses that no network has, so that only default routes lead there: RFC 7600, and the
+/// beginning of global unicast addresses.
+const ANYWHERE: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(192, 0, 0, 8)),
+    IpAddr::V6(Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 1)),
+];
 
 #[derive(Debug)]
 pub struct Egress;
@@ -163,7 +170,7 @@ impl Plugin for Egress {
     ) -> Result<()> {
         require_known_keys(&cx.net.json)?;
         if let Some(policy) = conf.own_policy() {
-            policy.compile(&[])?;
+            policy.compile(&PolicyScene::default())?;
         } else if !cx.net.wants_capability("egressPolicy") && conf.policy_dir.as_os_str().is_empty()
         {
             let warning =
@@ -331,11 +338,12 @@ fn find_port(
     let (arrives_at, bridge) = (arrival_interfaces(host, &end, master.as_ref())?, master.as_ref());
     let fdb = bridge.map_or(Ok(Vec::new()), |bridge| host.dump_fdb(bridge.index))?;
     require_unused_mac(&fdb, &end, mac)?;
-    let ips: Vec<IpAddr> = prev.ips.iter().map(|ip| ip.address.addr()).collect();
+    let mut ips: Vec<IpAddr> = prev.ips.iter().map(|ip| ip.address.addr()).collect();
     if ips.is_empty() {
         return Err(Error::config(format!("interface \"{ifname}\" has no address"))
             .with_details("a policy is bound to the addresses of the result: add \"ipam\""));
     }
+    ips.extend(link_local_addresses(&inside, &link, mac)?);
     let gateways = prev
         .ips
         .iter()
@@ -352,6 +360,9 @@ fn find_port(
     let known = HostAddresses::of_networks(addresses.iter().map(|addr| addr.net));
     let bridge_mac =
         bridge.filter(|_| is_routed_here).map_or(Ok(None), |bridge| pin_mac(host, bridge, &fdb))?;
+    let mut uplinks = find_uplinks(host)?;
+    // Another router on the bridge is behind it.
+    uplinks.extend(bridge.filter(|_| bridge_mac.is_none()).map(|bridge| bridge.name.clone()));
     let mut on_link: Vec<_> = prev.ips.iter().map(|ip| ip.address.trunc()).collect();
     on_link.sort_unstable();
     on_link.dedup();
@@ -365,11 +376,61 @@ fn find_port(
         host: known.for_filter(&routers),
         routers,
         ips,
+        name_servers: name_servers(prev),
+        uplinks,
         published,
         policies,
         replaced: Vec::new(),
     };
     Ok((end, port))
+}
+
+/// The addresses by which the container takes part in neighbour discovery: those that it has, and
+/// the one that a kernel derives from the MAC address (RFC 4291, appendix A), as a virtual machine
+/// behind the container does.
+fn link_local_addresses(
+    inside: &ContainerNetns,
+    link: &Link,
+    mac: MacAddress,
+) -> Result<Vec<IpAddr>> {
+    let [a, b, c, d, e, f] = mac.0;
+    let [a, b, c, d] = [[a ^ 2, b], [c, 0xff], [0xfe, d], [e, f]].map(u16::from_be_bytes);
+    let derived = Ipv6Addr::new(0xfe80, 0, 0, 0, a, b, c, d);
+    let mut all = vec![IpAddr::V6(derived)];
+    all.extend(inside.netlink.dump_addresses(link.index)?.into_iter().map(|addr| addr.net.addr()));
+    all.retain(|ip| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local()));
+    all.sort_unstable();
+    all.dedup();
+    Ok(all)
+}
+
+/// The name servers that the container may be told of: those of the result, and those of the host,
+/// of which a local one has servers of its own (systemd-resolved.service(8)).
+fn name_servers(prev: &CniResult) -> Vec<IpAddr> {
+    let files = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
+    let listed = files.into_iter().filter_map(|path| resolv::read_file(Path::new(path)).ok());
+    let all = listed.flat_map(|dns| dns.nameservers).chain(prev.dns.nameservers.iter().cloned());
+    let mut servers: Vec<IpAddr> = all.filter_map(|text| text.parse().ok()).collect();
+    servers.retain(|ip: &IpAddr| !ip.is_loopback() && !ip.is_unspecified());
+    servers.sort_unstable();
+    servers.dedup();
+    servers
+}
+
+/// The names of the links of default routes, as far as they are of a kind that links of containers
+/// are: of a node that is a container itself, and of a bridge with the node's own card.
+fn find_uplinks(host: &Netlink) -> Result<Vec<String>> {
+    let mut uplinks = Vec::new();
+    for anywhere in ANYWHERE {
+        let index = host.find_route_to(anywhere, None)?.and_then(|route| route.oif);
+        let link = index.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
+        let is_of_containers =
+            |link: &Link| link.kind.as_deref().is_some_and(|kind| CONTAINER_LINKS.contains(&kind));
+        uplinks.extend(link.filter(is_of_containers).map(|link| link.name));
+    }
+    uplinks.sort_unstable();
+    uplinks.dedup();
+    Ok(uplinks)
 }
 
 /// The MAC address of a bridge, by which the policy knows the router of its containers. Until an

@@ -62,6 +62,9 @@ impl World {
             let near = OUTSIDE[usize::from(addr.contains(':'))];
             node.sh(&format!("ip {via} route add {addr}/{length} via {near} dev {link}"));
         }
+        for (family, via) in [("-4", OUTSIDE[0]), ("-6", OUTSIDE[1])] {
+            node.sh(&format!("ip {family} route add default via {via} dev {link}"));
+        }
         let mut bare = list(&node, kind, keys);
         bare.conf["plugins"].as_array_mut().unwrap().pop();
         bare.add(&Attached::new("neighbour", &neighbour.path())).unwrap();

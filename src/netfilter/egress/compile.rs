@@ -80,7 +80,12 @@ impl AllowedTraffic {
     /// The part of the traffic whose destinations are in none of the networks, which may overlap.
     #[must_use]
     pub fn without(&self, nets: &[IpNet]) -> AllowedTraffic {
-        self.combine(&AllowedTraffic::to_networks(nets), |ours, excluded| ours && !excluded)
+        self.subtract(&AllowedTraffic::to_networks(nets))
+    }
+
+    #[must_use]
+    pub fn subtract(&self, other: &AllowedTraffic) -> AllowedTraffic {
+        self.combine(other, |ours, theirs| ours && !theirs)
     }
 
     /// All traffic to the networks, which may overlap.
@@ -90,7 +95,7 @@ impl AllowedTraffic {
             services: vec![ServiceRange::ALL],
             verdict: Verdict::Allow,
         };
-        flatten(&[inside], Verdict::Deny)
+        flatten(&[inside], &[])
     }
 
     /// Whether packets of the service may go to the address.
@@ -176,8 +181,9 @@ impl NetworkServices {
 type Networks = BTreeMap<(u128, Reverse<u128>), NetworkServices>;
 
 /// The traffic that entries allow. Of the entries that match a packet, the one with the longest
-/// prefix decides; of those, one that denies. `default` decides the packets that no entry matches.
-pub fn flatten(entries: &[Entry], default: Verdict) -> AllowedTraffic {
+/// prefix decides; of those, one that denies. Of the packets that no entry matches those with the
+/// services `by_default` are allowed, which are merged.
+pub fn flatten(entries: &[Entry], by_default: &[ServiceRange]) -> AllowedTraffic {
     let (mut v4, mut v6) = (Networks::new(), Networks::new());
     for entry in entries {
         for network in &entry.networks {
@@ -191,10 +197,9 @@ pub fn flatten(entries: &[Entry], default: Verdict) -> AllowedTraffic {
             named.extend(&entry.services);
         }
     }
-    let allowed = if default == Verdict::Allow { vec![ServiceRange::ALL] } else { Vec::new() };
     let resolve = |networks: Networks, last: u128| {
         let mut ranges = Vec::new();
-        let around = AllowedRange { first: 0, last, services: allowed.clone() };
+        let around = AllowedRange { first: 0, last, services: by_default.to_vec() };
         resolve_networks(&mut networks.into_iter().peekable(), around, &mut ranges);
         ranges
     };

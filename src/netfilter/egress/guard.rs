@@ -55,6 +55,7 @@ const DESTINATION_MAC: u32 = 0;
 const SOURCE_MAC: u32 = 6;
 const ETHERTYPE: u32 = 12;
 const ARP_SENDER_MAC: u32 = 22;
+const ARP_SENDER: u32 = 28;
 const ARP_TARGET: u32 = 38;
 const IPV4_SOURCE: u32 = 26;
 const IPV4_DESTINATION: u32 = 30;
@@ -80,6 +81,7 @@ const ANY_SERVICE: u32 = u32::MAX;
 const ETHERTYPE_IPV4: u32 = 0x0800;
 const ETHERTYPE_ARP: u32 = 0x0806;
 const ETHERTYPE_IPV6: u32 = 0x86dd;
+const ICMP: u32 = 1;
 const TCP: u32 = 6;
 /// TCP, UDP, DCCP, SCTP, UDP-Lite.
 const PROTOCOLS_WITH_PORTS: [u32; 5] = [TCP, 17, 33, 132, 136];
@@ -88,6 +90,9 @@ const FRAGMENT: u32 = 44;
 const ICMPV6: u32 = 58;
 /// Multicast listener discovery: report, done, report of version 2.
 const LISTENER_TYPES: [u32; 3] = [131, 132, 143];
+/// The types of echo replies of ICMP and ICMPv6.
+const ECHO_REPLY: u32 = 0;
+const ECHO_REPLY6: u32 = 129;
 const ROUTER_SOLICITATION: u32 = 133;
 const NEIGHBOUR_SOLICITATION: u32 = 135;
 const NEIGHBOUR_ADVERTISEMENT: u32 = 136;
@@ -150,7 +155,6 @@ struct IpParts {
     found6: Label,
     /// Passes if a neighbour on the bridge has the address in [`ADDRESS`] and any service is
     /// allowed there.
-    neighbour4: Label,
     neighbour6: Label,
     /// Judges an IPv6 packet by its destination and the service in [`SERVICE`].
     v6_destination: Label,
@@ -184,15 +188,14 @@ impl GuardCompiler<'_> {
         let neighbour4 = self.put_lookup(&ADDRESS[..1], &self.policy.neighbours.v4);
         let neighbour6 = self.put_lookup(&ADDRESS, &self.policy.neighbours.v6);
         let (v4, v6) = (self.put_by_side(v4, neighbour4), self.put_by_side(v6, neighbour6));
-        let [neighbour4, neighbour6] =
-            [neighbour4, neighbour6].map(|lookup| self.put_any_service(lookup));
+        let neighbour6 = self.put_any_service(neighbour6);
         let v6_destination = self.put_load_v6(IPV6_DESTINATION, v6);
         let v4_destination =
             self.code.put_all(&[(LOAD_WORD, IPV4_DESTINATION), (STORE_CELL, ADDRESS[0])], v4);
         let destination =
             self.put_if(LOAD_HALF, ETHERTYPE, ETHERTYPE_IPV4, v4_destination, v6_destination);
         let transport = self.put_transport(destination);
-        let parts = IpParts { found4, found6, neighbour4, neighbour6, v6_destination, transport };
+        let parts = IpParts { found4, found6, neighbour6, v6_destination, transport };
         let ipv6 = self.put_ipv6(&parts);
         let ipv4 = self.put_ipv4(&parts, v4_destination);
         let arp = self.put_arp(&parts);
@@ -239,7 +242,7 @@ impl GuardCompiler<'_> {
 
     /// Judges a packet by source and destination port, or by its protocol.
     fn put_transport(&mut self, destination: Label) -> Label {
-        let served = self.put_served(destination);
+        let replies = self.put_replies(destination);
         let with_ports = self.code.put_all(
             &[
                 (LOAD_X_CELL, HEADER),
@@ -253,35 +256,40 @@ impl GuardCompiler<'_> {
                 (OR_X, 0),
                 (STORE_CELL, SOURCE_SERVICE),
             ],
-            served,
+            replies,
         );
         let with_ports = self.put_if_long_behind_ip(4, with_ports);
         let portless =
-            self.code.put_all(&[(STORE_CELL, SERVICE), (STORE_CELL, SOURCE_SERVICE)], served);
+            self.code.put_all(&[(STORE_CELL, SERVICE), (STORE_CELL, SOURCE_SERVICE)], replies);
         let choices = PROTOCOLS_WITH_PORTS.map(|protocol| (protocol << 16, with_ports));
         let kind = self.put_choices(&choices, portless);
         self.code.put_all(&[(STORE_X_CELL, HEADER), (SHIFT_LEFT, 16), (STORE_CELL, PROTOCOL)], kind)
     }
 
-    /// Lets the replies of served services pass, except those to neighbours. All other packets are
-    /// judged by their destination.
-    fn put_served(&mut self, destination: Label) -> Label {
-        if self.policy.served.is_empty() {
-            return destination;
-        }
-        // A TCP packet with SYN and without ACK is a request.
-        let flags = self.code.put_branch(IF_EQUAL, 0x02, destination, self.pass);
-        let load = [(LOAD_X_CELL, HEADER), (LOAD_BYTE_AT_X, ETHERNET + 13), (AND, 0x12)];
+    /// Lets replies pass: segments of TCP that open no connection, echo replies, and what comes from
+    /// a served service of another protocol, except to neighbours. All other packets are judged by
+    /// their destination.
+    fn put_replies(&mut self, destination: Label) -> Label {
+        // ACK or RST.
+        let flags = self.code.put_branch(IF_BIT, 0x14, self.pass, destination);
+        let load = [(LOAD_X_CELL, HEADER), (LOAD_BYTE_AT_X, ETHERNET + 13)];
         let flags = self.code.put_all(&load, flags);
         let tcp = self.put_if_long_behind_ip(14, flags);
-        let reply = self.put_if(LOAD_CELL, PROTOCOL, TCP << 16, tcp, self.pass);
-        let served = self.put_services(
-            SOURCE_SERVICE,
-            self.policy.served.iter().copied(),
-            reply,
-            destination,
-        );
-        self.put_by_side(served, destination)
+        let served = if self.policy.served.is_empty() {
+            destination
+        } else {
+            let served = self.policy.served.iter().copied();
+            let served = self.put_services(SOURCE_SERVICE, served, self.pass, destination);
+            self.put_by_side(served, destination)
+        };
+        let [echo, echo6] = [ECHO_REPLY, ECHO_REPLY6].map(|kind| {
+            let kind = self.code.put_branch(IF_EQUAL, kind, self.pass, served);
+            let load = [(LOAD_X_CELL, HEADER), (LOAD_BYTE_AT_X, ETHERNET)];
+            let kind = self.code.put_all(&load, kind);
+            self.put_if_long_behind_ip(1, kind)
+        });
+        let by_protocol = [(TCP << 16, tcp), (ICMP << 16, echo), (ICMPV6 << 16, echo6)];
+        self.put_choice(LOAD_CELL, PROTOCOL, &by_protocol, served)
     }
 
     fn put_ipv4(&mut self, parts: &IpParts, destination: Label) -> Label {
@@ -315,40 +323,34 @@ impl GuardCompiler<'_> {
 
     /// Drops packets from other addresses than the container's.
     fn put_sources_v4(&mut self, next: Label) -> Label {
-        let Some(sources) = self.policy.sources else { return next };
-        let mut own: Vec<u128> = sources
-            .iter()
-            .filter(|addr| addr.is_ipv4())
-            .map(|addr| address_number(*addr))
-            .collect();
-        sort_items(&mut own);
-        own.dedup();
-        let search = put_search(
-            self.code,
-            &ADDRESS[..1],
-            own.into_iter().map(|addr| (addr, addr, next)),
-            self.drop,
-        );
-        self.code.put_all(&[(LOAD_WORD, IPV4_SOURCE), (STORE_CELL, ADDRESS[0])], search)
+        let own = self.put_own_address(true, next);
+        self.code.put_all(&[(LOAD_WORD, IPV4_SOURCE), (STORE_CELL, ADDRESS[0])], own)
     }
 
-    /// Drops packets from other addresses than the container's, addresses of the link, and none.
+    /// Drops packets from other addresses than the container's, and none.
     fn put_sources_v6(&mut self, next: Label) -> Label {
+        let own = self.put_own_address(false, next);
+        let own = self.put_load_v6(IPV6_SOURCE, own);
+        self.put_if_sourceless(next, own)
+    }
+
+    /// Whether the address in [`ADDRESS`] is one of the container's; the rest is dropped.
+    fn put_own_address(&mut self, is_ipv4: bool, next: Label) -> Label {
         let Some(sources) = self.policy.sources else { return next };
-        let own = sources.iter().filter(|addr| addr.is_ipv6()).map(|addr| address_number(*addr));
-        let mut own: Vec<_> = own.map(|addr| (addr, addr)).chain([(0, 0), LINK_LOCAL]).collect();
+        let own = sources.iter().filter(|addr| addr.is_ipv4() == is_ipv4);
+        let mut own: Vec<u128> = own.map(|addr| address_number(*addr)).collect();
         sort_items(&mut own);
         own.dedup();
-        own.retain(|(first, last)| {
-            (*first, *last) == LINK_LOCAL || !(LINK_LOCAL.0..=LINK_LOCAL.1).contains(first)
-        });
-        let search = put_search(
-            self.code,
-            &ADDRESS,
-            own.into_iter().map(|(first, last)| (first, last, next)),
-            self.drop,
-        );
-        self.put_load_v6(IPV6_SOURCE, search)
+        let cells = if is_ipv4 { &ADDRESS[..1] } else { &ADDRESS };
+        let own = own.into_iter().map(|addr| (addr, addr, next));
+        put_search(self.code, cells, own, self.drop)
+    }
+
+    /// Whether the IPv6 source address is none.
+    fn put_if_sourceless(&mut self, yes: Label, no: Label) -> Label {
+        [12, 8, 4, 0]
+            .into_iter()
+            .fold(yes, |zero, offset| self.put_if(LOAD_WORD, IPV6_SOURCE + offset, 0, zero, no))
     }
 
     /// Lets the report of a multicast listener pass. Every report has a hop-by-hop options header
@@ -378,9 +380,10 @@ impl GuardCompiler<'_> {
         let solicited = self.put_solicitation(neighbour);
         let solicitation =
             self.put_if(LOAD_HALF, IPV6_DESTINATION, LINK_MULTICAST, solicited, unicast);
-        let announced = self.put_by_side(self.pass, self.drop);
-        let advertisement =
-            self.put_if(LOAD_HALF, IPV6_DESTINATION, LINK_MULTICAST, announced, unicast);
+        // An advertisement is for the container's own address, a solicitation is from it.
+        let advertisement = self.put_own_address(false, self.pass);
+        let advertisement = self.put_load_v6(IPV6 + 8, advertisement);
+        let advertisement = self.put_if_long(SOLICITATION, advertisement);
         let mut by_type = LISTENER_TYPES.map(|kind| (kind, multicast)).to_vec();
         for (kind, label) in [
             (ROUTER_SOLICITATION, multicast),
@@ -397,9 +400,9 @@ impl GuardCompiler<'_> {
     /// neighbour.
     fn put_solicitation(&mut self, neighbour: Label) -> Label {
         let target = self.put_load_v6(IPV6 + 8, neighbour);
-        let source = [12, 8, 4, 0].into_iter().fold(self.pass, |zero, offset| {
-            self.put_if(LOAD_WORD, IPV6_SOURCE + offset, 0, zero, target)
-        });
+        let own = self.put_own_address(false, self.pass);
+        let own = self.put_load_v6(IPV6 + 8, own);
+        let source = self.put_if_sourceless(own, target);
         self.put_if_long(SOLICITATION, source)
     }
 
@@ -427,13 +430,12 @@ impl GuardCompiler<'_> {
         let request = self.put_addresses(&ADDRESS[..1], routers, parts.found4);
         let request =
             self.code.put_all(&[(LOAD_WORD, ARP_TARGET), (STORE_CELL, ADDRESS[0])], request);
-        // A reply to the host itself is for the bridge.
-        let reply = self
-            .code
-            .put_all(&[(LOAD_WORD, ARP_TARGET), (STORE_CELL, ADDRESS[0])], parts.neighbour4);
-        let reply = self.put_by_side(self.pass, reply);
-        let operation = self.put_choice(LOAD_HALF, 20, &[(1, request), (2, reply)], self.drop);
-        let sender = self.put_if_mac(ARP_SENDER_MAC, self.policy.mac, operation, self.drop);
+        let operation = self.put_choice(LOAD_HALF, 20, &[(1, request), (2, self.pass)], self.drop);
+        let sender = self.put_own_address(true, operation);
+        // A probe has no sender (RFC 5227).
+        let sender = self.code.put(STORE_CELL, ADDRESS[0], sender);
+        let sender = self.put_if(LOAD_WORD, ARP_SENDER, 0, operation, sender);
+        let sender = self.put_if_mac(ARP_SENDER_MAC, self.policy.mac, sender, self.drop);
         // Addresses of Ethernet and IPv4, and their lengths.
         let lengths = self.put_if(LOAD_HALF, 18, 0x0604, sender, self.drop);
         let types = self.put_if(LOAD_WORD, 14, 0x0001_0800, lengths, self.drop);

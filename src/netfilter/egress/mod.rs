@@ -27,8 +27,8 @@ use serde::{Deserialize, Serialize};
 
 use self::compile::{AllowedTraffic, ServiceRange, merge_services};
 use self::guard::GuardPolicy;
-use self::objects::{PolicyObjects, delete_unused, list_policies, policy_chains};
-use self::policy::{CompiledPolicy, EgressPolicy};
+use self::objects::{PacketPolicy, PolicyObjects, delete_unused, list_policies, policy_chains};
+use self::policy::{CompiledPolicy, EgressPolicy, PolicyScene};
 #[cfg(test)]
 pub(crate) use self::table::SINK_PORT;
 use self::table::{FRAMES, PACKETS};
@@ -62,12 +62,17 @@ pub const FEATURE: FilterFeature = FilterFeature {
     })
 };
 
+/// The kinds of links by which packets leave for other containers.
+pub const CONTAINER_LINKS: [&str; 2] = ["veth", "bridge"];
+
 const BROADCAST: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::BROADCAST, 32);
 const MULTICAST: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 4);
 const MULTICAST6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8);
+const GROUPS: [IpNet; 3] = [IpNet::V4(BROADCAST), IpNet::V4(MULTICAST), IpNet::V6(MULTICAST6)];
 /// The groups that no router forwards (RFC 4291, section 2.7).
 const LINK_LOCAL_MULTICAST: Ipv6Net =
     Ipv6Net::new_assert(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0), 16);
+const UNSPECIFIED6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 128);
 const LINK_LOCAL: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
 
 /// A container with a policy: its part of the record.
@@ -88,12 +93,17 @@ pub struct EgressPart {
     pub bridge_mac: Option<MacAddress>,
     /// The networks of the container's addresses.
     pub on_link: Vec<IpNet>,
-    /// The container's addresses.
+    /// The container's addresses, also those of the link.
     pub ips: Vec<IpAddr>,
     /// The routers of the container.
     pub routers: Vec<IpAddr>,
     /// The addresses of the host at the time of ADD.
     pub host: Vec<IpAddr>,
+    /// The name servers of the container and of the host at the time of ADD.
+    pub name_servers: Vec<IpAddr>,
+    /// The veth links and bridges by which packets leave the host instead of reaching another
+    /// container.
+    pub uplinks: Vec<String>,
     /// The services of published ports, as in [`EgressPolicy::serve`].
     pub published: Vec<String>,
     /// All of these policies must allow a packet.
@@ -123,7 +133,8 @@ impl EgressPart {
 
     /// The traffic that all policies allow.
     pub fn compile(&self) -> Result<CompiledPolicy> {
-        let all = self.policies.iter().map(|policy| policy.compile(&self.on_link));
+        let scene = PolicyScene { on_link: &self.on_link, name_servers: &self.name_servers };
+        let all = self.policies.iter().map(|policy| policy.compile(&scene));
         let all: Vec<CompiledPolicy> = all.collect::<Result<_>>()?;
         let mut compiled =
             all.into_iter().reduce(|all, one| all.intersect(&one)).unwrap_or_default();
@@ -136,23 +147,28 @@ impl EgressPart {
     /// The program of the second guard.
     pub fn guard_program(&self, compiled: &CompiledPolicy) -> Result<Vec<ClassicInstruction>> {
         let host: Vec<IpNet> = self.host.iter().copied().map(IpNet::from).collect();
-        let (allowed, near) = (&compiled.with_host(&host), self.local_subnets());
+        let near = self.local_subnets();
+        let on_link = compiled.neighbours.restrict_to(&near);
+        let groups = compiled.host.restrict_to(&GROUPS);
+        // The filter does not know where other containers are.
+        let away = compiled.routed.union(&compiled.neighbours).without(&near);
+        let allowed = away.union(&on_link).union(&groups);
+        let allowed = allowed.without(&host).union(&compiled.host.restrict_to(&host));
         guard::compile_program(&GuardPolicy {
             mac: self.mac,
-            allowed,
+            allowed: &allowed,
             served: &compiled.served,
             routers: &self.routers,
             sources: Some(&self.ips),
             found: &allowed.restrict_to(&near),
-            neighbours: &compiled.routed.without(&self.own_networks(|_| true)).restrict_to(&near),
+            neighbours: &on_link.without(&self.own_networks(|_| true)),
             bridge: self.bridge_mac,
         })
     }
 
     /// The networks whose addresses are reached without a router: also broadcast and multicast.
     fn local_subnets(&self) -> Vec<IpNet> {
-        let groups = [IpNet::V4(BROADCAST), IpNet::V4(MULTICAST), IpNet::V6(MULTICAST6)];
-        self.on_link.iter().copied().chain(groups).collect()
+        self.on_link.iter().copied().chain(GROUPS).collect()
     }
 
     /// The addresses of the host that `which` selects, without the broadcast addresses of the
@@ -172,12 +188,19 @@ impl EgressPart {
         let own = self.own_networks(|addr| {
             self.routers.contains(addr) || self.on_link.iter().any(|net| net.contains(addr))
         });
-        let routed = compiled.with_host(&own);
-        let mut objects = vec![PolicyObjects::of_packets(&routed, &compiled.host)];
+        let at_own = compiled.host.restrict_to(&own);
+        let routed = compiled.routed.without(&own).union(&at_own);
+        let neighbours = compiled.neighbours.without(&own);
+        let mut objects = vec![PolicyObjects::of_packets(
+            &PacketPolicy { routed: &routed, neighbours: &neighbours, host: &compiled.host },
+            &self.uplinks,
+        )];
         if self.is_bridged {
+            let near = self.local_subnets();
+            let on_link = neighbours.restrict_to(&near);
             let traffic = match self.bridge_mac {
-                Some(_) => &compiled.routed.without(&own).restrict_to(&self.local_subnets()),
-                None => &compiled.routed,
+                Some(_) => on_link,
+                None => compiled.routed.without(&near).union(&on_link),
             };
             // A router other than the host answers through the bridge, so the container may ask for
             // its MAC address.
@@ -185,7 +208,7 @@ impl EgressPart {
                 self.routers.iter().copied().map(IpNet::from).chain([IpNet::V6(LINK_LOCAL)]);
             let routers: Vec<IpNet> = routers.filter(|_| self.bridge_mac.is_none()).collect();
             let found = traffic.union(&AllowedTraffic::to_networks(&routers));
-            objects.push(PolicyObjects::of_frames(traffic, &found));
+            objects.push(PolicyObjects::of_frames(&traffic, &found));
         }
         objects
     }

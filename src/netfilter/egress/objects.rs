@@ -5,9 +5,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use nix::libc;
 
-use super::PolicyChain;
 use super::compile::{AllowedRange, AllowedTraffic, LAST_SERVICE, ServiceRange};
-use super::table::{FRAMES, ICMPV6, PACKETS, PolicyChains};
+use super::table::{
+    ETH_P_IP, FRAMES, ICMP, ICMPV6, PACKETS, PolicyChains, discovery, established_reply,
+};
+use super::{CONTAINER_LINKS, PolicyChain};
 use crate::attachment::sha512_hex;
 use crate::netfilter::layout::RuleComparison;
 use crate::netlink::NetlinkResult;
@@ -16,9 +18,28 @@ use crate::netlink::nftables::{
     PacketField, TransportProtocol, ValueType,
 };
 
-/// The prefixes of the names of chains.
+/// The prefixes of the names of chains: of the packets or frames of a container, and the chains
+/// that a policy has for forwarded packets, for those to the host and to other containers.
 const POLICY: &str = "policy_";
+const FORWARD: &str = "forward_";
 const HOST: &str = "host_";
+const NEIGHBOURS: &str = "neighbours_";
+const CHAINS: [&str; 4] = [POLICY, FORWARD, HOST, NEIGHBOURS];
+
+/// What packets that enter the host's stack may reach.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PacketPolicy<'a> {
+    pub(super) routed: &'a AllowedTraffic,
+    pub(super) neighbours: &'a AllowedTraffic,
+    pub(super) host: &'a AllowedTraffic,
+}
+
+/// The length of the hash in names, in hexadecimal digits: an author of two policies cannot find
+/// two with one name.
+const ID_LENGTH: usize = 32;
+
+/// The type of packets to the host itself (packet(7)).
+const PACKET_HOST: u8 = 0;
 
 /// The ends of the names of sets.
 const SET_NAMES: [&str; 8] =
@@ -66,34 +87,87 @@ impl PolicyObjects {
         }
     }
 
-    /// The policy of packets that enter the host's stack, to other hosts and to the host.
-    pub(super) fn of_packets(routed: &AllowedTraffic, to_host: &AllowedTraffic) -> PolicyObjects {
-        let id = sha512_hex([routed.to_bytes(), to_host.to_bytes()].concat(), 16);
+    /// The policy of packets that enter the host's stack. They are judged before the host translates
+    /// their destination, as the container has written it; forwarded ones again, when it is known by
+    /// which link they leave. A translation is the administrator's.
+    pub(super) fn of_packets(policy: &PacketPolicy<'_>, uplinks: &[String]) -> PolicyObjects {
+        let PacketPolicy { routed, neighbours, host } = *policy;
+        let mut content = [routed, neighbours, host].map(AllowedTraffic::to_bytes).concat();
+        content.extend(uplinks.join("/").into_bytes());
+        let id = sha512_hex(content, ID_LENGTH);
         let mut objects = PolicyObjects::new(PACKETS, &id);
-        let mut rules = vec![NftRule::new().jump_to("link").with_comment("replies and the link")];
-        if to_host != routed {
-            let host = format!("{HOST}{id}");
-            let to_host = objects.add_traffic(&host, to_host);
-            for (kind, comment) in [
-                (libc::RTN_LOCAL, "the host itself"),
-                (libc::RTN_BROADCAST, "broadcast of the host"),
-                (libc::RTN_ANYCAST, "anycast of the host"),
-            ] {
-                rules.push(NftRule::new().daddr_type_is(kind).go_to(&host).with_comment(comment));
-            }
-            objects.chains.push((host, to_host));
+        let [start, forward, to_host, to_neighbours] = CHAINS.map(|prefix| format!("{prefix}{id}"));
+        let rules = objects.add_traffic(&to_host, host);
+        objects.chains.push((to_host.clone(), rules));
+        let rules = objects.add_traffic(&to_neighbours, neighbours);
+        objects.chains.push((to_neighbours.clone(), rules));
+
+        let accepted = objects.add_traffic(&forward, routed);
+        let mut rules = vec![
+            established_reply().accept().with_comment("replies of connections"),
+            NftRule::new().match_dnat().accept().with_comment("translated by the host"),
+            // The host has decremented the hop limit of what it routes: this is a frame on a bridge,
+            // which the other table judges.
+            discovery(133, 136).accept().with_comment("neighbour discovery"),
+        ];
+        for kind in CONTAINER_LINKS {
+            let leaves = NftRule::new().match_interface(PacketField::Oifkind, true, kind);
+            let leaves = uplinks.iter().fold(leaves, |rule, uplink| {
+                rule.match_interface(PacketField::Oifname, false, uplink)
+            });
+            rules.push(leaves.go_to(&to_neighbours).with_comment("other containers"));
         }
-        rules.extend(objects.add_traffic(&objects.chain.clone(), routed));
-        objects.chains.push((objects.chain.clone(), rules));
+        rules.extend(accepted.iter().cloned());
+        objects.chains.push((forward.clone(), rules));
+
+        let mut rules = vec![
+            NftRule::new().is_leaving().go_to(&forward).with_comment("forwarded"),
+            NftRule::new().jump_to("link").with_comment("replies and the link"),
+        ];
+        for (kind, comment) in [
+            (libc::RTN_LOCAL, "the host itself"),
+            (libc::RTN_BROADCAST, "broadcast of the host"),
+            (libc::RTN_ANYCAST, "anycast of the host"),
+            (libc::RTN_MULTICAST, "multicast"),
+        ] {
+            rules.push(NftRule::new().daddr_type_is(kind).go_to(&to_host).with_comment(comment));
+        }
+        // Which link a packet leaves by is known later.
+        let either = routed.union(neighbours);
+        rules.extend(if either == *routed {
+            accepted
+        } else {
+            objects.add_traffic(&start, &either)
+        });
+        objects.chains.push((start, rules));
         objects
     }
 
     /// The policy of frames that a bridge forwards; `found` has the addresses that may be asked for
     /// by ARP and neighbour discovery.
     pub(super) fn of_frames(traffic: &AllowedTraffic, found: &AllowedTraffic) -> PolicyObjects {
-        let id = sha512_hex([traffic.to_bytes(), found.to_bytes()].concat(), 16);
+        let id = sha512_hex([traffic.to_bytes(), found.to_bytes()].concat(), ID_LENGTH);
         let mut objects = PolicyObjects::new(FRAMES, &id);
-        let (mut rules, prefix) = (Vec::new(), objects.chain.clone());
+        let pongs = NftRule::new().ethertype_is(ETH_P_IP).byte_is(PacketField::L4proto, ICMP);
+        // Frames belong to no connection: what opens none is a reply.
+        let mut rules = vec![
+            // The container has sent it to the bridge. It leaves by a port because the host has
+            // translated its destination (bridge-nf-call-iptables), and is judged as a packet.
+            NftRule::new()
+                .byte_is(PacketField::Pkttype, PACKET_HOST)
+                .accept()
+                .with_comment("translated by the host"),
+            NftRule::new().is_arp_reply().accept().with_comment("ARP replies"),
+            NftRule::new().opens_no_connection().accept().with_comment("TCP replies"),
+            pongs.icmp_is(0, 0).accept().with_comment("echo replies"),
+            NftRule::new()
+                .byte_is(PacketField::Icmpv6Type, 129)
+                .accept()
+                .with_comment("echo replies"),
+        ];
+        // The target is the container's own: the table compares it before.
+        rules.push(discovery(136, 136).accept().with_comment("advertisements"));
+        let prefix = objects.chain.clone();
         rules.extend(objects.add_set(
             &prefix,
             "arp",
@@ -104,19 +178,9 @@ impl PolicyObjects {
         rules.extend(objects.add_set(
             &prefix,
             "nd",
-            &[ValueType::Ipv6Addr],
+            &[ValueType::DiscoveryTarget],
             addresses(&found.v6, false, |_| true),
-            |set| {
-                let message = |kind| {
-                    NftRule::new()
-                        .byte_is(PacketField::Ip6Hoplimit, 255)
-                        .byte_is(PacketField::Icmpv6Type, kind)
-                };
-                vec![
-                    message(135).in_set(&[PacketField::Icmpv6Target], set),
-                    message(136).in_set(&[PacketField::Ip6Daddr], set),
-                ]
-            },
+            |set| vec![discovery(135, 135).in_set(&[PacketField::Icmpv6Target], set)],
         ));
         rules.extend(objects.add_traffic(&prefix, traffic));
         objects.chains.push((objects.chain.clone(), rules));
@@ -254,11 +318,14 @@ pub(super) fn delete_unused(
         return Ok(());
     }
     batch.delete_object(chain);
-    let host = format!("{HOST}{id}");
-    if nft.has_object(chain.table.named_chain(&host))? {
-        batch.delete_object(chain.table.named_chain(&host));
+    let names = CHAINS.map(|prefix| format!("{prefix}{id}"));
+    for name in &names[1..] {
+        let chain = chain.table.named_chain(name);
+        if nft.has_object(chain)? {
+            batch.delete_object(chain);
+        }
     }
-    for prefix in [chain.name, &host] {
+    for prefix in names {
         for name in SET_NAMES {
             let name = format!("{prefix}_{name}");
             // The key of a set is not needed for its deletion.
@@ -366,15 +433,16 @@ fn split_by_protocol(ServiceRange { first, last }: ServiceRange) -> Vec<(u32, u3
 
 #[cfg(test)]
 mod tests {
-    use super::super::policy::EgressPolicy;
+    use super::super::policy::{CompiledPolicy, EgressPolicy, PolicyScene};
     use super::*;
 
     #[test]
     fn a_sandbox_has_plain_sets_for_the_internet() {
         let policy = EgressPolicy { profile: "sandbox".to_owned(), ..EgressPolicy::default() };
-        let compiled = policy.compile(&[]).unwrap();
-        let objects = PolicyObjects::of_packets(&compiled.routed, &compiled.host);
-        let names = objects.sets.iter().filter(|set| set.name.starts_with(POLICY));
+        let compiled = policy.compile(&PolicyScene::default()).unwrap();
+        let CompiledPolicy { routed, neighbours, host, .. } = &compiled;
+        let objects = PolicyObjects::of_packets(&PacketPolicy { routed, neighbours, host }, &[]);
+        let names = objects.sets.iter().filter(|set| set.name.starts_with(FORWARD));
         let ends: Vec<&str> = names.map(|set| set.name.rsplit('_').next().unwrap()).collect();
         assert_eq!(ends, ["all4", "prefixes6"]);
     }

@@ -27,8 +27,12 @@ const PROTOCOLS: [(&str, u8); 5] =
 /// The protocols whose ports policies can name.
 const WITH_PORTS: [u8; 3] = [TCP, UDP, SCTP];
 
-/// The networks that the profile `sandbox` denies, besides the container's own.
-const SANDBOX: [&str; 26] = [
+/// The metadata services of clouds and their neighbours: no larger network of a policy opens them.
+const METADATA: [&str; 4] = ["169.254.0.0/16", "fd00:ec2::254", "168.63.129.16", "100.100.100.200"];
+
+/// The networks that are not the Internet, besides the container's own: the profile `sandbox`
+/// denies them.
+const SPECIAL: [&str; 26] = [
     // link-local addresses: the metadata services of clouds and their neighbours
     "169.254.0.0/16",
     "fd00:ec2::254",
@@ -82,80 +86,134 @@ pub struct EgressPolicy {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PolicyEntry {
-    /// Networks and addresses.
+    /// Networks and addresses; `host`, `neighbours`, `dns` and `internet`.
     pub to: Vec<String>,
     /// Services: `tcp/443`, `tcp/8000-8100`, `udp`, `icmp`, or the number of a protocol. `None`:
     /// all.
     pub ports: Option<Vec<String>>,
 }
 
+/// The traffic that a policy allows, by the place of its destination.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CompiledPolicy {
-    /// The destinations on other machines and in other containers.
+    /// To other machines.
     pub routed: AllowedTraffic,
-    /// The destinations that are addresses of the host.
+    /// To the host itself, by any of its addresses.
     pub host: AllowedTraffic,
+    /// To other containers of the host.
+    pub neighbours: AllowedTraffic,
     pub served: Vec<ServiceRange>,
 }
 
-impl CompiledPolicy {
-    /// What packets may reach if these are the addresses of the host, and others are not.
-    pub fn with_host(&self, own: &[IpNet]) -> AllowedTraffic {
-        if self.routed == self.host {
-            return self.routed.clone();
-        }
-        self.routed.without(own).union(&self.host.restrict_to(own))
+/// The surroundings of a container, which the words of its policies mean.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PolicyScene<'a> {
+    /// The networks of the container's addresses.
+    pub on_link: &'a [IpNet],
+    /// The name servers of the container and of the host.
+    pub name_servers: &'a [IpAddr],
+}
+
+/// A destination of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Destination {
+    Network(IpNet),
+    /// The host itself, by any address.
+    Host,
+    /// Other containers of the host, by any address.
+    Neighbours,
+    /// Port 53 of the host and of the name servers.
+    Dns,
+    /// What is neither special ([`SPECIAL`]) nor on the container's own link.
+    Internet,
+}
+
+const WORDS: [(&str, Destination); 4] = [
+    ("host", Destination::Host),
+    ("neighbours", Destination::Neighbours),
+    ("dns", Destination::Dns),
+    ("internet", Destination::Internet),
+];
+
+/// An entry as it is written.
+struct ParsedEntry {
+    to: Vec<Destination>,
+    services: Vec<ServiceRange>,
+    verdict: Verdict,
+}
+
+impl ParsedEntry {
+    fn names(&self, word: Destination) -> bool {
+        self.to.contains(&word)
+    }
+
+    /// The services of the entry that are name service.
+    fn name_services(&self) -> Vec<ServiceRange> {
+        combine_services(&self.services, &name_services(), |ours, named| ours && named)
+    }
+
+    /// The networks of the entry that `which` selects, as an entry.
+    fn networks(&self, which: impl Fn(&IpNet) -> bool) -> Entry {
+        let networks = self.to.iter().filter_map(|to| match to {
+            Destination::Network(net) => Some(*net),
+            _ => None,
+        });
+        let networks = networks.filter(which).collect();
+        Entry { networks, services: self.services.clone(), verdict: self.verdict }
     }
 }
 
 impl EgressPolicy {
-    /// Compiles the policy for a container whose interface has addresses of the networks `on_link`.
+    /// Compiles the policy for a container in these surroundings.
     ///
     /// Of the entries that match a packet's destination and service, the one with the longest
     /// prefix decides; of those with equally long ones, one of `deny`. What is empty denies: an
     /// entry of `allow` without networks, or with an empty list of services, matches nothing;
     /// such an entry of `deny` matches all networks, or all services.
     ///
+    /// The host and other containers of the host are destinations of their own: words and single
+    /// addresses allow them, networks only deny them.
+    ///
     /// The profile `sandbox` adds entries of `deny`, so that a user's more specific entry overrides
-    /// them. Addresses of the host are then denied without these entries too, except for name
-    /// service and the user's entries.
+    /// them, and allows name service.
     ///
     /// Errors have code 7 and name the entry.
-    pub fn compile(&self, on_link: &[IpNet]) -> Result<CompiledPolicy> {
-        let default = self.parse_default()?;
+    pub fn compile(&self, scene: &PolicyScene<'_>) -> Result<CompiledPolicy> {
         let entries = self.parse_entries()?;
         let served = parse_services("serve", &self.serve)?;
-        let (routed, host) = match self.profile.as_str() {
-            "" => {
-                let routed = flatten(&entries, default.unwrap_or(Verdict::Deny));
-                (routed.clone(), routed)
-            }
-            "sandbox" => {
-                let sandbox = sandbox_entries(on_link)?;
-                let routed =
-                    flatten(&[&*entries, &sandbox].concat(), default.unwrap_or(Verdict::Allow));
-                (routed, flatten(&[&*entries, &[name_service_entry()]].concat(), Verdict::Deny))
-            }
+        let is_sandbox = match self.profile.as_str() {
+            "" => false,
+            "sandbox" => true,
             other => {
                 return Err(Error::config(format!("profile {other:?}: unknown profile"))
                     .with_details("write \"sandbox\", or leave the key out"));
             }
         };
-        Ok(CompiledPolicy { routed, host, served })
+        let is_allowed = self.parse_default()?.unwrap_or(is_sandbox);
+        let by_default = if is_allowed { vec![ServiceRange::ALL] } else { Vec::new() };
+        let routed = compile_routed(&entries, scene, is_sandbox, &by_default)?;
+        let (host, neighbours) = if is_sandbox {
+            (name_services(), Vec::new())
+        } else {
+            (by_default.clone(), by_default)
+        };
+        let host = compile_near(&entries, Destination::Host, &host);
+        let neighbours = compile_near(&entries, Destination::Neighbours, &neighbours);
+        Ok(CompiledPolicy { routed, host, neighbours, served })
     }
 
-    /// The configured verdict on destinations that no entry names.
-    fn parse_default(&self) -> Result<Option<Verdict>> {
+    /// Whether destinations are allowed that no entry names, if the policy says so.
+    fn parse_default(&self) -> Result<Option<bool>> {
         match self.policy.as_str() {
             "" => Ok(None),
-            "allow" => Ok(Some(Verdict::Allow)),
-            "deny" => Ok(Some(Verdict::Deny)),
+            "allow" => Ok(Some(true)),
+            "deny" => Ok(Some(false)),
             other => Err(Error::config(format!("policy {other:?}: unknown verdict"))
                 .with_details("write \"deny\" or \"allow\", or leave the key out")),
         }
     }
 
-    fn parse_entries(&self) -> Result<Vec<Entry>> {
+    fn parse_entries(&self) -> Result<Vec<ParsedEntry>> {
         let count: usize = self.allow.iter().chain(&self.deny).map(|entry| entry.to.len()).sum();
         if count > MOST_NETWORKS {
             return Err(Error::config(format!("allow and deny have {count} networks"))
@@ -176,23 +234,22 @@ impl EgressPolicy {
 
 impl PolicyEntry {
     /// The entry with the verdict of its list; `name` is for errors.
-    fn parse(&self, name: &str, verdict: Verdict) -> Result<Entry> {
-        let networks =
-            self.to.iter().enumerate().map(|(at, text)| {
-                parse_network(text).context(|| format!("{name}.to[{at}] {text:?}"))
-            });
-        let mut networks = networks.collect::<Result<Vec<_>>>()?;
+    fn parse(&self, name: &str, verdict: Verdict) -> Result<ParsedEntry> {
+        let to = self.to.iter().enumerate().map(|(at, text)| {
+            parse_destination(text).context(|| format!("{name}.to[{at}] {text:?}"))
+        });
+        let mut to = to.collect::<Result<Vec<_>>>()?;
         let mut services = match &self.ports {
             None => vec![ServiceRange::ALL],
             Some(ports) => parse_services(&format!("{name}.ports"), ports)?,
         };
-        if verdict == Verdict::Deny && networks.is_empty() {
-            networks = all_networks();
+        if verdict == Verdict::Deny && to.is_empty() {
+            to = all_networks().into_iter().map(Destination::Network).collect();
         }
         if verdict == Verdict::Deny && services.is_empty() {
             services = vec![ServiceRange::ALL];
         }
-        Ok(Entry { networks, services, verdict })
+        Ok(ParsedEntry { to, services, verdict })
     }
 }
 
@@ -204,28 +261,109 @@ impl CompiledPolicy {
         CompiledPolicy {
             routed: self.routed.intersect(&other.routed),
             host: self.host.intersect(&other.host),
+            neighbours: self.neighbours.intersect(&other.neighbours),
             served: combine_services(&self.served, &other.served, |ours, theirs| ours && theirs),
         }
     }
 }
 
-/// The entries that the profile `sandbox` adds for other destinations than the host.
-fn sandbox_entries(on_link: &[IpNet]) -> Result<[Entry; 2]> {
-    let special = SANDBOX.iter().map(|text| parse_network(text));
-    let mut networks = special.collect::<Result<Vec<_>>>()?;
-    networks.extend_from_slice(on_link);
-    let verdict = Verdict::Deny;
-    let everywhere = vec![Ipv6Net::default().into()];
-    Ok([
-        Entry { networks, services: vec![ServiceRange::ALL], verdict },
-        Entry { networks: everywhere, services: vec![ServiceRange::of_protocol(ICMPV6)], verdict },
-    ])
+/// What the entries allow on other machines.
+fn compile_routed(
+    entries: &[ParsedEntry],
+    scene: &PolicyScene<'_>,
+    is_sandbox: bool,
+    by_default: &[ServiceRange],
+) -> Result<AllowedTraffic> {
+    let mut all: Vec<Entry> = entries.iter().map(|entry| entry.networks(|_| true)).collect();
+    let special = [&*parse_networks(&SPECIAL)?, scene.on_link].concat();
+    let servers: Vec<IpNet> = scene.name_servers.iter().copied().map(IpNet::from).collect();
+    let denied: Vec<Entry> =
+        all.iter().filter(|entry| entry.verdict == Verdict::Deny).cloned().collect();
+    for entry in entries.iter().filter(|entry| entry.names(Destination::Dns)) {
+        let (networks, services) = (servers.clone(), entry.name_services());
+        all.push(Entry { networks, services, verdict: entry.verdict });
+    }
+    if is_sandbox {
+        all.extend(sandbox_entries(&special));
+    } else if by_default.is_empty() {
+        let mut networks = parse_networks(&METADATA)?;
+        networks.retain(|net| !all.iter().any(|entry| entry.networks.contains(net)));
+        let services = vec![ServiceRange::ALL];
+        all.push(Entry { networks, services, verdict: Verdict::Deny });
+    }
+    let mut routed = flatten(&all, by_default);
+    let on_internet = services_of_word(entries, Destination::Internet, by_default);
+    if on_internet != by_default {
+        routed = routed.restrict_to(&special).union(&flatten(&all, &on_internet).without(&special));
+    }
+    if is_sandbox {
+        routed = routed.union(&flatten(&denied, &name_services()).restrict_to(&servers));
+    }
+    Ok(routed)
 }
 
-/// The entry that the profile `sandbox` adds for the host.
-fn name_service_entry() -> Entry {
-    let services = [TCP, UDP].map(|protocol| ServiceRange::of_port(protocol, 53)).to_vec();
-    Entry { networks: all_networks(), services, verdict: Verdict::Allow }
+/// What the entries allow at the host or at other containers: those with the word, those with a
+/// single address, and all that deny.
+fn compile_near(
+    entries: &[ParsedEntry],
+    word: Destination,
+    by_default: &[ServiceRange],
+) -> AllowedTraffic {
+    let of = |verdict, which: fn(&IpNet) -> bool| -> Vec<Entry> {
+        let entries = entries.iter().filter(|entry| entry.verdict == verdict);
+        entries.map(|entry| entry.networks(which)).collect()
+    };
+    let is_address = |net: &IpNet| net.prefix_len() == net.max_prefix_len();
+    let (everywhere, nothing) = (|services: &[ServiceRange]| flatten(&[], services), &[]);
+    let named = services_of_word(entries, word, nothing);
+    let refused = {
+        let all = [ServiceRange::ALL];
+        combine_services(&all, &services_of_word(entries, word, &all), |all, left| all && !left)
+    };
+    let mut traffic = flatten(&of(Verdict::Deny, |_| true), by_default).union(&everywhere(&named));
+    traffic = traffic.subtract(&everywhere(&refused));
+    traffic = traffic.union(&flatten(&of(Verdict::Allow, is_address), nothing));
+    let mut addresses = of(Verdict::Deny, is_address);
+    addresses.iter_mut().for_each(|entry| entry.verdict = Verdict::Allow);
+    traffic.subtract(&flatten(&addresses, nothing))
+}
+
+/// The services that the entries with a word leave of `before`: those of `allow` add some, those
+/// of `deny` take some away. Name service is a service of the host.
+fn services_of_word(
+    entries: &[ParsedEntry],
+    word: Destination,
+    before: &[ServiceRange],
+) -> Vec<ServiceRange> {
+    let of = |verdict| {
+        let entries = entries.iter().filter(|entry| entry.verdict == verdict);
+        let services = entries.flat_map(|entry| {
+            let is_dns = word == Destination::Host && entry.names(Destination::Dns);
+            match (entry.names(word), is_dns) {
+                (true, _) => entry.services.clone(),
+                (false, true) => entry.name_services(),
+                (false, false) => Vec::new(),
+            }
+        });
+        merge_services(services.collect())
+    };
+    let allowed = combine_services(before, &of(Verdict::Allow), |ours, named| ours || named);
+    combine_services(&allowed, &of(Verdict::Deny), |ours, named| ours && !named)
+}
+
+/// The entries that the profile `sandbox` adds for other destinations than the host.
+fn sandbox_entries(special: &[IpNet]) -> [Entry; 2] {
+    let verdict = Verdict::Deny;
+    let everywhere = vec![Ipv6Net::default().into()];
+    [
+        Entry { networks: special.to_vec(), services: vec![ServiceRange::ALL], verdict },
+        Entry { networks: everywhere, services: vec![ServiceRange::of_protocol(ICMPV6)], verdict },
+    ]
+}
+
+/// Port 53.
+fn name_services() -> Vec<ServiceRange> {
+    [TCP, UDP].map(|protocol| ServiceRange::of_port(protocol, 53)).to_vec()
 }
 
 /// The networks of all addresses.
@@ -233,12 +371,25 @@ fn all_networks() -> Vec<IpNet> {
     vec![Ipv4Net::default().into(), Ipv6Net::default().into()]
 }
 
+fn parse_networks(texts: &[&str]) -> Result<Vec<IpNet>> {
+    texts.iter().map(|text| parse_network(text)).collect()
+}
+
+fn parse_destination(text: &str) -> Result<Destination> {
+    match WORDS.iter().find(|(word, _)| *word == text) {
+        Some((_, destination)) => Ok(*destination),
+        None => parse_network(text).map(Destination::Network),
+    }
+}
+
 /// Parses a network, whose address may be any in it, or an address.
 fn parse_network(text: &str) -> Result<IpNet> {
     let network = text.parse().or_else(|_| text.parse().map(|addr: IpAddr| addr.into()));
     let network: IpNet = network.map_err(|_| {
-        Error::config("not a network or address")
-            .with_details("write a network like 10.0.0.0/8 or 2001:db8::/32, or a complete address")
+        Error::config("not a network or address").with_details(
+            "write a network like 10.0.0.0/8 or 2001:db8::/32, a complete address, or host, \
+                 neighbours, dns or internet",
+        )
     })?;
     match network {
         IpNet::V6(mapped)

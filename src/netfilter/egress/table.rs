@@ -6,19 +6,30 @@
 //!     map ports { ifname . ether_addr : verdict }     "cni0" . 02:..:01 : goto policy_5f1d..
 //!     set refused { ifname . ether_addr, counter }    counts what each container was refused
 //!     set flows4, flows6, packet_senders  the refused flows, which refused packets add
-//!     chain prerouting {                      after the translation of destinations
-//!         type filter hook prerouting priority dstnat + 10
+//!     chain prerouting {                      before the translation of destinations
+//!         type filter hook prerouting priority dstnat - 10
 //!         iifname . ether saddr vmap @ports
 //!         iifname @guarded drop               a MAC address that is not the container's
+//!     }
+//!     chain forward {                         when it is known by which link a packet leaves
+//!         type filter hook forward priority filter - 10
+//!         iifname . ether saddr vmap @ports
 //!     }
 //!     chain link { .. }                       what IPv6 needs on a link; other source addresses; replies
 //!     chain refused { .. drop }
 //!     chain policy_5f1d.. {                   one for equal policies
+//!         meta oiftype != 0 goto forward_5f1d..
 //!         jump link
 //!         fib daddr type local goto host_5f1d..
-//!         ip daddr @5f1d.._all4 accept
-//!         ip daddr . meta l4proto . th dport @5f1d.._ranges4 accept
+//!         ip daddr @forward_5f1d.._all4 accept
+//!         ip daddr . meta l4proto . th dport @forward_5f1d.._ranges4 accept
 //!         goto refused
+//!     }
+//!     chain forward_5f1d.. {
+//!         ct status dnat accept
+//!         oifkind veth goto neighbours_5f1d..
+//!         ip daddr @forward_5f1d.._all4 accept
+//!         ..
 //!     }
 //! }
 //! table bridge cnibox_egress {                frames of containers at a bridge
@@ -40,8 +51,10 @@
 //!
 //! Behind a bridge a container is known by the bridge and by the source address of its frames,
 //! which `bound` ties to its port before anything else sees the frame. All packets that enter the
-//! host's stack are judged in one chain, whether they are for the host or are forwarded, with the
-//! destination that they really go to. A flow that was accepted is judged again with each packet.
+//! host's stack are judged with the destination that the container has written, and forwarded ones
+//! again by the link by which they leave. A flow that was accepted is judged again with each packet.
+
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 
@@ -49,11 +62,11 @@ use crate::attachment::AttachmentId;
 use crate::netfilter::layout::{FixedRule, TableLayout};
 use crate::netlink::MacAddress;
 use crate::netlink::nftables::{
-    BRIDGE_FILTER, CT_STATE_ESTABLISHED, DSTNAT, NetfilterHook, NftRule, NftSet, NftTable,
-    PacketField, PacketVerdict, RAW, SetElement, TableFamily, ValueType,
+    BRIDGE_FILTER, CT_STATE_ESTABLISHED, DSTNAT, FILTER, NetfilterHook, NftRule, NftSet, NftTable,
+    NftValue, PacketField, PacketVerdict, RAW, SetElement, TableFamily, ValueType,
 };
 
-use super::{EgressPart, LINK_LOCAL, LINK_LOCAL_MULTICAST};
+use super::{EgressPart, LINK_LOCAL, LINK_LOCAL_MULTICAST, UNSPECIFIED6};
 
 pub(super) const PACKETS: NftTable<'_> =
     NftTable::new_inet("cnibox_egress").with_comment("cnibox: what containers may reach");
@@ -66,8 +79,10 @@ pub(super) const GUARD: NftTable<'_> = NftTable::new(TableFamily::Netdev, "cnibo
 /// The link that gets the frames that the second guard refuses, and drops them.
 pub(crate) const SINK_PORT: &str = "cnibox-dropped";
 
-/// After the chains that translate destinations.
-const AFTER_DSTNAT: i32 = DSTNAT + 10;
+/// Before the chains that translate destinations.
+const BEFORE_DSTNAT: i32 = DSTNAT - 10;
+/// Before the chains of others that filter forwarded packets.
+const BEFORE_FILTER: i32 = FILTER - 10;
 
 /// The sets with elements of containers.
 #[derive(Clone, Copy, Debug)]
@@ -97,10 +112,19 @@ pub(super) const FRAME_SETS: PortSets = PortSets::of_table(FRAMES);
 pub(super) const BOUND: NftSet<'_> = FRAMES.named_set("bound", &PORT);
 
 /// The addresses from which each container may send, IPv4 and IPv6.
-pub(super) const SOURCES: [NftSet<'_>; 2] = [
-    PACKETS.named_set("sources4", &[ValueType::EtherAddr, ValueType::Ipv4Addr]),
-    PACKETS.named_set("sources6", &[ValueType::EtherAddr, ValueType::Ipv6Addr]),
-];
+pub(super) const SOURCES: [NftSet<'_>; 2] = sources_of_table(PACKETS);
+const FRAME_SOURCES: [NftSet<'_>; 2] = sources_of_table(FRAMES);
+/// The same IPv6 addresses as targets of neighbour discovery.
+const TARGETS: NftSet<'_> = PACKETS.named_set("targets6", &TARGET);
+const FRAME_TARGETS: NftSet<'_> = FRAMES.named_set("targets6", &TARGET);
+const TARGET: [ValueType; 2] = [ValueType::EtherAddr, ValueType::DiscoveryTarget];
+
+const fn sources_of_table(table: NftTable<'static>) -> [NftSet<'static>; 2] {
+    [
+        table.named_set("sources4", &[ValueType::EtherAddr, ValueType::Ipv4Addr]),
+        table.named_set("sources6", &[ValueType::EtherAddr, ValueType::Ipv6Addr]),
+    ]
+}
 
 /// How long a refused flow is kept after its last packet, in seconds.
 const FLOW_TIMEOUT: u32 = 600;
@@ -212,11 +236,11 @@ const LINK: &str = "link";
 const REFUSED: &str = "refused";
 
 /// The number of ICMP (RFC 792).
-const ICMP: u8 = 1;
+pub(super) const ICMP: u8 = 1;
 /// The number of ICMPv6 (RFC 4443).
 pub(super) const ICMPV6: u8 = 58;
 
-const ETH_P_IP: u16 = 0x0800;
+pub(super) const ETH_P_IP: u16 = 0x0800;
 const ETH_P_ARP: u16 = 0x0806;
 const ETH_P_IPV6: u16 = 0x86dd;
 const ETH_P_8021Q: u16 = 0x8100;
@@ -230,9 +254,14 @@ pub(super) fn port_elements(
 ) -> Vec<SetElement> {
     let (end, mac) = (port.end.as_str(), port.mac);
     let mut all = vec![PACKET_SETS.guarded.element_with_key(end)];
-    all.extend(
-        port.ips.iter().map(|ip| SOURCES[usize::from(ip.is_ipv6())].element_with_key((mac, *ip))),
-    );
+    let own = |sources: [NftSet<'static>; 2], targets: NftSet<'static>| {
+        let ips6 = port.ips.iter().filter(|ip| ip.is_ipv6());
+        let targets = ips6.map(move |ip| targets.element_with_key((mac, *ip)));
+        let by_family = move |ip: &IpAddr| sources[usize::from(ip.is_ipv6())];
+        let sources = port.ips.iter().map(move |ip| by_family(ip).element_with_key((mac, *ip)));
+        sources.chain(targets)
+    };
+    all.extend(own(SOURCES, TARGETS));
     let judged = |sets: PortSets, at: &str, chain: &str| {
         let selects =
             sets.ports.element_with_key((at, mac)).with_verdict(PacketVerdict::go_to(chain));
@@ -240,6 +269,7 @@ pub(super) fn port_elements(
     };
     all.extend(port.arrives_at.iter().flat_map(|at| judged(PACKET_SETS, at, &chains.packets)));
     if port.is_bridged {
+        all.extend(own(FRAME_SOURCES, FRAME_TARGETS));
         all.extend([FRAME_SETS.guarded.element_with_key(end), BOUND.element_with_key((end, mac))]);
         all.extend(judged(FRAME_SETS, end, &chains.frames));
     }
@@ -293,7 +323,14 @@ const DROP: FixedRule = ("drop", || NftRule::new().drop());
 const FOREIGN: &str = "from another address";
 
 const PACKET_LAYOUT: TableLayout = TableLayout {
-    sets: &[PACKET_SETS.guarded, PACKET_SETS.ports, PACKET_SETS.refused, SOURCES[0], SOURCES[1]],
+    sets: &[
+        PACKET_SETS.guarded,
+        PACKET_SETS.ports,
+        PACKET_SETS.refused,
+        SOURCES[0],
+        SOURCES[1],
+        TARGETS,
+    ],
     packet_filled_sets: &PACKET_RECORDERS,
     chains: &[
         (
@@ -315,11 +352,15 @@ const PACKET_LAYOUT: TableLayout = TableLayout {
         (
             PACKETS
                 .named_chain("prerouting")
-                .at_filter_hook(NetfilterHook::Prerouting, AFTER_DSTNAT),
+                .at_filter_hook(NetfilterHook::Prerouting, BEFORE_DSTNAT),
             &[
                 ("policy of the container", || select_policy(PACKET_SETS.ports)),
                 (FOREIGN, || drop_guarded(NftRule::new(), PACKET_SETS.guarded)),
             ],
+        ),
+        (
+            PACKETS.named_chain("forward").at_filter_hook(NetfilterHook::Forward, BEFORE_FILTER),
+            &[("policy of the container", || select_policy(PACKET_SETS.ports))],
         ),
     ],
     has_only_these_rules: true,
@@ -328,47 +369,65 @@ const PACKET_LAYOUT: TableLayout = TableLayout {
 
 /// What passes with every policy: replies to a client, and the discovery of neighbours on the link,
 /// which no router forwards.
-const LINK_RULES: [FixedRule; 11] = [
+///
+/// All that tells who the container is must be its own. With another source address it could send
+/// the packets of both directions of a connection, and so make the replies of that connection pass;
+/// by neighbour discovery it could get what is for others.
+const LINK_RULES: [FixedRule; 14] = [
+    ("IPv4 options", || NftRule::new().has_ip_options().go_to(REFUSED)),
+    ("from another IPv4 address", || foreign_v4(SOURCES).go_to(REFUSED)),
+    ("from another IPv6 address", || foreign_v6(SOURCES).go_to(REFUSED)),
+    ("another address is advertised", || foreign_target(TARGETS, 136).go_to(REFUSED)),
+    ("another address is probed", || foreign_probe(TARGETS).go_to(REFUSED)),
     ("router solicitation", || {
         discovery(133, 133).daddr_in(IpNet::V6(LINK_LOCAL_MULTICAST)).accept()
     }),
-    ("neighbour discovery", || {
-        discovery(135, 136).daddr_in(IpNet::V6(LINK_LOCAL_MULTICAST)).accept()
-    }),
-    ("neighbour discovery on the link", || {
-        discovery(135, 136).daddr_in(IpNet::V6(LINK_LOCAL)).accept()
-    }),
-    ("neighbour discovery of the host", || discovery(135, 136).daddr_is_local().accept()),
+    ("solicitations", || discovery(135, 135).daddr_in(IpNet::V6(LINK_LOCAL_MULTICAST)).accept()),
+    ("solicitations on the link", || discovery(135, 135).daddr_in(IpNet::V6(LINK_LOCAL)).accept()),
+    ("solicitations of the host", || discovery(135, 135).daddr_is_local().accept()),
+    // What is routed is judged again, without this rule.
+    ("advertisements", || discovery(136, 136).accept()),
     ("multicast groups", || group_message(131, 132).accept()),
     ("multicast groups, version 2", || group_message(143, 143).accept()),
-    ("IPv4 options", || NftRule::new().has_ip_options().go_to(REFUSED)),
-    // A container with free choice of its source address could send the packets of both directions
-    // of a connection, and so make the replies of that connection pass.
-    ("from another IPv4 address", || {
-        NftRule::new()
-            .not_in_set(&[PacketField::EtherSaddr, PacketField::IpSaddr], SOURCES[0])
-            .go_to(REFUSED)
-    }),
-    ("from another IPv6 address", || {
-        let foreign = NftRule::new().saddr_not_in(IpNet::V6(LINK_LOCAL));
-        foreign
-            .not_in_set(&[PacketField::EtherSaddr, PacketField::Ip6Saddr], SOURCES[1])
-            .go_to(REFUSED)
-    }),
-    ("from the host itself", || {
-        NftRule::new().saddr_in(IpNet::V6(LINK_LOCAL)).saddr_is_local().go_to(REFUSED)
-    }),
+    ("from no address", || NftRule::new().saddr_in(IpNet::V6(UNSPECIFIED6)).go_to(REFUSED)),
     // Without related packets: an ICMP error may quote a connection of another container.
-    ("replies of connections", || {
-        NftRule::new()
-            .match_reply()
-            .any_bit_set(PacketField::CtState, CT_STATE_ESTABLISHED)
-            .accept()
-    }),
+    ("replies of connections", || established_reply().accept()),
 ];
 
+/// Replies to those who have opened a connection to the container.
+pub(super) fn established_reply() -> NftRule {
+    NftRule::new().match_reply().any_bit_set(PacketField::CtState, CT_STATE_ESTABLISHED)
+}
+
+fn foreign_v4(sources: [NftSet<'_>; 2]) -> NftRule {
+    NftRule::new().not_in_set(&[PacketField::EtherSaddr, PacketField::IpSaddr], sources[0])
+}
+
+fn foreign_v6(sources: [NftSet<'_>; 2]) -> NftRule {
+    let rule = NftRule::new().saddr_not_in(IpNet::V6(UNSPECIFIED6));
+    rule.not_in_set(&[PacketField::EtherSaddr, PacketField::Ip6Saddr], sources[1])
+}
+
+/// Neighbour discovery of this type about an address that is not the container's.
+fn foreign_target(targets: NftSet<'_>, kind: u8) -> NftRule {
+    let rule = NftRule::new().ethertype_is(ETH_P_IPV6).byte_is(PacketField::Icmpv6Type, kind);
+    rule.not_in_set(&[PacketField::EtherSaddr, PacketField::Icmpv6Target], targets)
+}
+
+/// Detection of duplicates of another address, which would keep its owner from having it.
+fn foreign_probe(targets: NftSet<'_>) -> NftRule {
+    foreign_target(targets, 135).saddr_in(IpNet::V6(UNSPECIFIED6))
+}
+
+/// ARP from another address than the container's and none, as probes have it (RFC 5227).
+fn foreign_arp() -> NftRule {
+    let rule = NftRule::new()
+        .match_unequal(PacketField::ArpSender, NftValue::Ip(Ipv4Addr::UNSPECIFIED.into()));
+    rule.not_in_set(&[PacketField::EtherSaddr, PacketField::ArpSender], FRAME_SOURCES[0])
+}
+
 /// Messages of neighbour discovery of these types.
-fn discovery(first: u8, last: u8) -> NftRule {
+pub(super) fn discovery(first: u8, last: u8) -> NftRule {
     NftRule::new().byte_is(PacketField::Ip6Hoplimit, 255).byte_in_range(
         PacketField::Icmpv6Type,
         first,
@@ -383,7 +442,15 @@ fn group_message(first: u8, last: u8) -> NftRule {
 }
 
 const FRAME_LAYOUT: TableLayout = TableLayout {
-    sets: &[FRAME_SETS.guarded, FRAME_SETS.ports, FRAME_SETS.refused, BOUND],
+    sets: &[
+        FRAME_SETS.guarded,
+        FRAME_SETS.ports,
+        FRAME_SETS.refused,
+        BOUND,
+        FRAME_SOURCES[0],
+        FRAME_SOURCES[1],
+        FRAME_TARGETS,
+    ],
     chains: &[
         (FRAMES.named_chain(REFUSED), &[("count", || count_refusal(FRAME_SETS.refused)), DROP]),
         (
@@ -398,6 +465,19 @@ const FRAME_LAYOUT: TableLayout = TableLayout {
                         known.into_iter().fold(NftRule::new(), NftRule::ethertype_is_not),
                         FRAME_SETS.guarded,
                     )
+                }),
+                ("ARP from another address", || drop_guarded(foreign_arp(), FRAME_SETS.guarded)),
+                ("from another IPv4 address", || {
+                    drop_guarded(foreign_v4(FRAME_SOURCES), FRAME_SETS.guarded)
+                }),
+                ("from another IPv6 address", || {
+                    drop_guarded(foreign_v6(FRAME_SOURCES), FRAME_SETS.guarded)
+                }),
+                ("another address is advertised", || {
+                    drop_guarded(foreign_target(FRAME_TARGETS, 136), FRAME_SETS.guarded)
+                }),
+                ("another address is probed", || {
+                    drop_guarded(foreign_probe(FRAME_TARGETS), FRAME_SETS.guarded)
                 }),
                 ("VLANs", || drop_tagged(ETH_P_8021Q)),
                 ("VLANs of providers", || drop_tagged(ETH_P_8021AD)),

@@ -11,6 +11,12 @@ use super::uapi::*;
 pub enum PacketField {
     Iifname,
     Oifname,
+    /// `meta oiftype`, an `ARPHRD_*`: known once it is known by which link a packet leaves.
+    Oiftype,
+    /// `meta oifkind`, the kind of the link, as `veth`.
+    Oifkind,
+    /// `meta pkttype`, a `PACKET_*`.
+    Pkttype,
     L4proto,
     Nfproto,
     Protocol,
@@ -28,7 +34,6 @@ pub enum PacketField {
     CtMark,
     CtDirection,
     FibDaddrType,
-    FibSaddrType,
     /// Type and code of ICMP and ICMPv6.
     IcmpType,
     /// `icmpv6 type`
@@ -39,6 +44,10 @@ pub enum PacketField {
     IpHeader,
     /// `ip6 hoplimit`
     Ip6Hoplimit,
+    TcpFlags,
+    ArpOperation,
+    /// `arp saddr ip`, the sender's address of ARP.
+    ArpSender,
     /// `arp daddr ip`, the target address of ARP.
     ArpTarget,
 }
@@ -54,6 +63,9 @@ impl PacketField {
             PacketField::Protocol => ("meta", &[NFT_META_PROTOCOL], 2),
             PacketField::Iifname => ("meta", &[NFT_META_IIFNAME], IFNAMSIZ),
             PacketField::Oifname => ("meta", &[NFT_META_OIFNAME], IFNAMSIZ),
+            PacketField::Pkttype => ("meta", &[NFT_META_PKTTYPE], 1),
+            PacketField::Oiftype => ("meta", &[NFT_META_OIFTYPE], 2),
+            PacketField::Oifkind => ("meta", &[NFT_META_OIFKIND], IFNAMSIZ),
             PacketField::IifType => ("meta", &[NFT_META_IIFTYPE], 2),
             PacketField::Nfproto => ("meta", &[NFT_META_NFPROTO], 1),
             PacketField::L4proto => ("meta", &[NFT_META_L4PROTO], 1),
@@ -73,9 +85,11 @@ impl PacketField {
             PacketField::Icmpv6Target => ("payload", &[TRANSPORT, 8, 16], 16),
             PacketField::IpHeader => ("payload", &[NETWORK, 0, 1], 1),
             PacketField::Ip6Hoplimit => ("payload", &[NETWORK, 7, 1], 1),
+            PacketField::TcpFlags => ("payload", &[TRANSPORT, 13, 1], 1),
+            PacketField::ArpOperation => ("payload", &[NETWORK, 6, 2], 2),
+            PacketField::ArpSender => ("payload", &[NETWORK, 14, 4], 4),
             PacketField::ArpTarget => ("payload", &[NETWORK, 24, 4], 4),
             PacketField::FibDaddrType => ("fib", &[NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_DADDR], 4),
-            PacketField::FibSaddrType => ("fib", &[NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_SADDR], 4),
         }
     }
 
@@ -93,8 +107,15 @@ impl PacketField {
             PacketField::Icmpv6Type | PacketField::Icmpv6Target => {
                 return Some((PacketField::L4proto, vec![IPPROTO_ICMPV6]));
             }
-            PacketField::ArpTarget => {
-                return Some((PacketField::Protocol, ETH_P_ARP.to_be_bytes().to_vec()));
+            PacketField::TcpFlags => {
+                return Some((PacketField::L4proto, vec![IPPROTO_TCP]));
+            }
+            PacketField::ArpOperation | PacketField::ArpSender | PacketField::ArpTarget => {
+                let field = match family {
+                    TableFamily::Bridge => PacketField::EtherType,
+                    _ => PacketField::Protocol,
+                };
+                return Some((field, ETH_P_ARP.to_be_bytes().to_vec()));
             }
             PacketField::Ip6Saddr | PacketField::Ip6Daddr | PacketField::Ip6Hoplimit => {
                 (TableFamily::Ip6 as u8, 0x86dd)

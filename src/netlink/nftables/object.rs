@@ -270,6 +270,9 @@ impl From<NftSet<'_>> for NftObject {
             settings.put_u32_be(NFTA_SET_DATA_TYPE, number).put_u32_be(NFTA_SET_DATA_LEN, length);
             write_userdata(1, &byteorder.to_ne_bytes(), &mut userdata);
         }
+        if set.key.contains(&ValueType::DiscoveryTarget) {
+            write_userdata(3, &key_expression(set.key), &mut userdata);
+        }
         settings.put_bytes(NFTA_SET_USERDATA, &userdata);
         let mut request = table_request(NFT_MSG_NEWSET, set.table);
         request.body.put_text(NFTA_SET_NAME, set.name);
@@ -462,6 +465,40 @@ const MAX_COMMENT: usize = 128;
 fn write_userdata(kind: u8, value: &[u8], list: &mut Vec<u8>) {
     list.extend([kind, u8::try_from(value.len()).unwrap_or(u8::MAX)]);
     list.extend_from_slice(value);
+}
+
+/// The key of a set as the expression that nft lists behind `typeof`, in the form of libnftnl: the
+/// kinds of expressions, their parameters, and the parts of a concatenation, each by its number.
+fn key_expression(key: &[ValueType]) -> Vec<u8> {
+    const PAYLOAD: u32 = 7;
+    const CONCATENATION: u32 = 13;
+    let expression = |kind: u32, data: &[u8]| {
+        let mut list = Vec::new();
+        write_userdata(0, &kind.to_ne_bytes(), &mut list);
+        write_userdata(1, data, &mut list);
+        list
+    };
+    let mut parts: Vec<Vec<u8>> = Vec::new();
+    for part in key {
+        // The header and its field; or none, the transport header, the offset and length in bits.
+        let parameters: &[u32] = match part {
+            ValueType::DiscoveryTarget => &[0, 0, 3, 64, 128],
+            _ => &[17, 2],
+        };
+        let mut data = Vec::new();
+        for (number, parameter) in (0..).zip(parameters) {
+            write_userdata(number, &parameter.to_ne_bytes(), &mut data);
+        }
+        parts.push(expression(PAYLOAD, &data));
+    }
+    if let [alone] = parts.as_slice() {
+        return alone.clone();
+    }
+    let mut all = Vec::new();
+    for (number, part) in (0..).zip(&parts) {
+        write_userdata(number, part, &mut all);
+    }
+    expression(CONCATENATION, &all)
 }
 
 /// A comment, truncated to the length that nft allows.

@@ -173,11 +173,6 @@ impl NftRule {
         self.fib_type_is(PacketField::FibDaddrType, kind)
     }
 
-    /// `fib saddr type local`: the host has the source address.
-    pub fn saddr_is_local(self) -> NftRule {
-        self.fib_type_is(PacketField::FibSaddrType, RTN_LOCAL)
-    }
-
     fn fib_type_is(self, field: PacketField, kind: u8) -> NftRule {
         let kind = u32::from(kind).to_ne_bytes();
         self.load_field(field, 0).push_expression(compare_expression(NFT_CMP_EQ, &kind))

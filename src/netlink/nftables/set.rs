@@ -285,6 +285,27 @@ impl NftRule {
         rule.push_expression(compare_expression(NFT_CMP_NEQ, &[5]))
     }
 
+    /// `tcp flags & (rst | ack) != 0`: a segment that opens no connection.
+    pub fn opens_no_connection(self) -> NftRule {
+        let rule = self.load_field(PacketField::TcpFlags, 0).apply_mask(&[0x14]);
+        rule.push_expression(compare_expression(NFT_CMP_NEQ, &[0]))
+    }
+
+    /// `arp operation reply`
+    pub fn is_arp_reply(self) -> NftRule {
+        self.match_bytes(PacketField::ArpOperation, true, &[0, 2])
+    }
+
+    /// `meta oiftype != 0`: the link by which the packet leaves is known.
+    pub fn is_leaving(self) -> NftRule {
+        self.match_bytes(PacketField::Oiftype, false, &[0, 0])
+    }
+
+    /// Type and code of ICMP.
+    pub fn icmp_is(self, kind: u8, code: u8) -> NftRule {
+        self.match_bytes(PacketField::IcmpType, true, &[kind, code])
+    }
+
     /// `ether type type`, an `ETH_P_*`: also that of a VLAN tag.
     pub fn frame_type_is(self, ethertype: u16) -> NftRule {
         self.match_bytes(PacketField::EtherType, true, &ethertype.to_be_bytes())

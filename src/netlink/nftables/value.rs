@@ -17,6 +17,8 @@ pub enum ValueType {
     Ipv4Addr,
     /// `ipv6_addr`
     Ipv6Addr,
+    /// `typeof @th,64,128`: the target of neighbour discovery, an IPv6 address.
+    DiscoveryTarget,
     /// `ether_addr`
     EtherAddr,
     /// `inet_proto`: the number of a transport protocol.
@@ -42,6 +44,7 @@ impl ValueType {
         match self {
             ValueType::Ipv4Addr => (7, 4, BYTEORDER_BIG),
             ValueType::Ipv6Addr => (8, 16, BYTEORDER_BIG),
+            ValueType::DiscoveryTarget => (4, 16, BYTEORDER_BIG),
             ValueType::EtherAddr => (9, 6, BYTEORDER_BIG),
             ValueType::InetProto => (12, 1, BYTEORDER_BIG),
             ValueType::InetService => (13, 2, BYTEORDER_BIG),
@@ -58,7 +61,7 @@ impl ValueType {
     pub(super) fn unmatched_value(self) -> NftValue {
         match self {
             ValueType::Ipv4Addr => Ipv4Addr::UNSPECIFIED.into(),
-            ValueType::Ipv6Addr => Ipv6Addr::UNSPECIFIED.into(),
+            ValueType::Ipv6Addr | ValueType::DiscoveryTarget => Ipv6Addr::UNSPECIFIED.into(),
             ValueType::EtherAddr => MacAddress([0; 6]).into(),
             ValueType::InetProto => TransportProtocol::Other(u8::MAX).into(),
             ValueType::InetService => 0.into(),
@@ -69,7 +72,9 @@ impl ValueType {
 
     fn parse_value(self, bytes: &[u8]) -> Option<NftValue> {
         Some(match self {
-            ValueType::Ipv4Addr | ValueType::Ipv6Addr => NftValue::Ip(ip_from_bytes(bytes)?),
+            ValueType::Ipv4Addr | ValueType::Ipv6Addr | ValueType::DiscoveryTarget => {
+                NftValue::Ip(ip_from_bytes(bytes)?)
+            }
             ValueType::EtherAddr => NftValue::Mac(MacAddress(bytes.try_into().ok()?)),
             ValueType::InetProto => NftValue::Proto(TransportProtocol::from(*bytes.first()?)),
             ValueType::InetService => NftValue::Port(u16::from_be_bytes(bytes.try_into().ok()?)),

@@ -15,7 +15,6 @@
 
 pub mod allocate;
 pub mod range;
-pub mod resolv;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -28,7 +27,7 @@ use self::range::{AddressRange, RangeConfig, RangeSet};
 use crate::attachment::AttachmentId;
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin,
-    addressing, reclaim,
+    addressing, reclaim, resolv,
 };
 use crate::leases::{DATA_DIR, LeaseListing, LeaseOptions, LeaseStore};
 use cni::config::Args;

@@ -163,8 +163,15 @@ fn changed_rules_are_found_and_restored() {
         ("was changed", format!("nft delete element inet {ports} && nft add element inet {}", ports.replace(" }", " : accept }"))),
         // nft writes other expressions than it lists.
         ("was changed", moved("inet", "prerouting", "prerouting", "postrouting")),
-        ("at another hook", moved("bridge", "prerouting", "prerouting", "input")),
-        ("at another hook", moved("bridge", "forward", "forward", "output")),
+        ("was changed", moved("bridge", "prerouting", "prerouting", "input")),
+        ("was changed", moved("bridge", "forward", "forward", "output")),
+        (
+            "at another hook",
+            "nft flush chain inet cnibox_egress forward && nft delete chain inet cnibox_egress forward && \
+             nft add chain inet cnibox_egress forward '{ type filter hook input priority 0; }' && nft add rule inet \
+             cnibox_egress forward iifname . ether saddr vmap @ports comment '\"policy of the container\"'"
+                .to_owned(),
+        ),
     ];
     for (found, damage) in &damages {
         let restorations: [&dyn Fn(); 2] = [

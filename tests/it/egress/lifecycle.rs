@@ -104,7 +104,7 @@ fn check_finds_what_was_changed() {
     let table = node.sh("nft list table inet cnibox_egress");
     let chain =
         table.split_whitespace().find(|word| word.starts_with("policy_")).unwrap().to_owned();
-    let set = |name: &str| format!("{chain}_{name}");
+    let set = |name: &str| format!("{}_{name}", chain.replace("policy", "forward"));
     for (damage, msg) in [
         (
             format!("tc qdisc del dev {end} ingress"),

@@ -1,7 +1,7 @@
 //! What passes and what does not: destinations, ports, replies, translated destinations, containers
 //! without a policy.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV6, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use serde_json::json;
@@ -11,7 +11,7 @@ use crate::lane::{self, needs};
 use crate::support::conflist::{Attached, Conflist};
 use crate::support::net::GATEWAYS;
 use crate::support::node::Container;
-use crate::support::traffic::{Place, tcp_through};
+use crate::support::traffic::{Place, tcp, tcp_through};
 
 #[test]
 fn only_allowed_destinations_and_ports_are_reached() {
@@ -75,7 +75,7 @@ fn sandbox_reaches_the_internet_only() {
 }
 
 #[test]
-fn replies_pass_from_served_ports_only() {
+fn replies_are_not_egress() {
     let ports = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]);
     for kind in ["bridge", "ptp"] {
         let keys = json!({"capabilities": {"portMappings": true}, "runtimeConfig": {"portMappings": ports}});
@@ -87,47 +87,86 @@ fn replies_pass_from_served_ports_only() {
         );
         portmap.call("ADD", &world.attached(), 0, Some(&world.result)).result();
         tcp_through(&world.outside, &world.inside, "10.9.0.1:8080", 80);
-        // The container itself cannot open a connection from its port, nor answer on another one.
-        let own = format!("{}:81", world.ip(false));
-        let answered = world.outside.within(|| {
-            let listener =
-                world.inside.within(|| std::net::TcpListener::bind("0.0.0.0:81").unwrap());
-            let timeout = Duration::from_millis(400);
-            let connected =
-                std::net::TcpStream::connect_timeout(&own.parse().unwrap(), timeout).is_ok();
-            drop(listener);
-            connected
+        // Also from ports that are not published: probes of the node, clients of a Service.
+        for ip in [world.ip(false), world.ip(true)] {
+            tcp(&world.outside, &world.inside, &ip);
+            tcp(&world.node, &world.inside, &ip);
+            tcp(&world.neighbour, &world.inside, &ip);
+        }
+        for place in [&world.outside, &world.neighbour] {
+            assert!(place.reaches(&world.ip(false)) && place.reaches(&world.ip(true)), "ping");
+        }
+        let dials = world.inside.within(|| {
+            let outside: SocketAddr = (Ipv4Addr::new(10, 9, 0, 2), 81).into();
+            TcpStream::connect_timeout(&outside, Duration::from_millis(400)).is_ok()
         });
-        assert!(!answered, "{kind}: a port that is not published");
+        assert!(!dials, "{kind}: a connection of its own");
     }
 }
 
+/// The address of a Service suffices, because translations are the administrator's.
 #[test]
-fn the_translated_destination_counts() {
-    let world = World::new(
-        "bridge",
-        &json!({"allow": [{"to": ["192.0.2.0/24"]}, {"to": ["198.51.100.0/24"]}]}),
-    );
-    // A service address that leads to the neighbour, and one that leads to an allowed address.
+fn the_destination_that_the_container_writes_counts() {
+    let world = World::new("bridge", &json!({"allow": [{"to": ["192.0.2.0/24"]}]}));
+    // An allowed address that leads to the host outside and to the neighbour; and others that lead
+    // to an allowed address and, from the host's own address, to the neighbour.
     world
         .node
         .sh("nft 'add table ip services; add chain ip services pre { type nat hook prerouting priority dstnat; }'");
     world
         .node
         .sh("nft 'add rule ip services pre ip daddr 192.0.2.7 udp dport 53 dnat to 10.9.0.2:53'");
-    world.node.sh(
-        "nft 'add rule ip services pre ip daddr 192.0.2.7 udp dport 54 dnat to 198.51.100.7:54'",
-    );
-    let arrives = |ip: &str, port: u16| {
-        let far = world.outside.within(|| UdpSocket::bind((ip, port)).unwrap());
+    for (from, to) in [
+        ("192.0.2.7 udp dport 54", "10.1.2.2:54"),
+        ("198.51.100.7 udp dport 55", "192.0.2.7:55"),
+        ("10.1.2.1 udp dport 56", "10.1.2.2:56"),
+    ] {
+        world.node.sh(&format!("nft 'add rule ip services pre ip daddr {from} dnat to {to}'"));
+    }
+    let arrives = |to: &str, place: &Container, port: u16| {
+        let far = place.within(|| UdpSocket::bind(("0.0.0.0", port)).unwrap());
         far.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         let near = world.inside.within(|| UdpSocket::bind("0.0.0.0:0").unwrap());
-        (0..3).any(|_| {
-            near.send_to(b"x", ("192.0.2.7", port)).is_ok() && far.recv(&mut [0; 4]).is_ok()
-        })
+        (0..3).any(|_| near.send_to(b"x", (to, port)).is_ok() && far.recv(&mut [0; 4]).is_ok())
     };
-    assert!(arrives("198.51.100.7", 54), "both addresses are allowed");
-    assert!(!arrives("10.9.0.2", 53), "the destination is not allowed");
+    assert!(arrives("192.0.2.7", &world.outside, 53), "outside");
+    assert!(arrives("192.0.2.7", &world.neighbour, 54), "the neighbour");
+    assert!(!arrives("198.51.100.7", &world.outside, 55), "it leads to an allowed address");
+    assert!(!arrives("10.1.2.1", &world.neighbour, 56), "a port of the host");
+}
+
+/// A network opens neither the host nor containers, also not those behind another bridge, whatever
+/// address they have.
+#[test]
+fn networks_lead_to_no_container_and_not_to_the_host() {
+    let wide = json!(["0.0.0.0/0", "::/0"]);
+    for (to, host, near) in [
+        (wide, false, false),
+        (json!(["host"]), true, false),
+        (json!(["neighbours"]), false, true),
+        (json!(["host", "neighbours", "0.0.0.0/0", "::/0"]), true, true),
+        (json!(["198.19.0.2", "2001:db8:c::2", "10.1.2.2", "10.1.2.1"]), true, true),
+    ] {
+        for kind in ["bridge", "ptp"] {
+            let world = World::new(kind, &json!({"allow": [{"to": to}]}));
+            let mut ipam = world.node.host_local(&["198.19.0.0/24", "2001:db8:c::/64"]);
+            ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
+            let others =
+                json!({"type": "bridge", "bridge": "br1", "isGateway": true, "ipam": ipam});
+            let others = json!({"cniVersion": "1.1.0", "name": "others", "plugins": [others]});
+            let far = Container::new();
+            Conflist::new(&world.node, others).add(&Attached::new("far", &far.path())).unwrap();
+            assert!(world.node.reaches("2001:db8:c::2"));
+            for ip in ["198.19.0.2", "2001:db8:c::2"] {
+                assert_eq!(world.reaches(&far, ip, 53), near, "{kind} {to}: {ip}");
+            }
+            assert_eq!(world.reaches(&world.neighbour, "10.1.2.2", 53), near, "{kind} {to}");
+            assert_eq!(world.reaches(&world.node, "10.1.2.1", 53), host, "{kind} {to}");
+            let wide = to.to_string().contains("0.0.0.0/0");
+            assert_eq!(world.reaches(&world.outside, FAR[0], 53), wide, "{kind} {to}");
+            assert!(!world.reaches(&world.outside, FAR[2], 80), "{kind} {to}: metadata");
+        }
+    }
 }
 
 #[test]
@@ -150,7 +189,7 @@ fn allowed_neighbours_are_reached_on_the_bridge() {
 #[test]
 fn an_allowed_broadcast_reaches_neighbours() {
     let world =
-        World::new("bridge", &json!({"allow": [{"to": ["10.1.2.0/24"], "ports": ["udp/67"]}]}));
+        World::new("bridge", &json!({"allow": [{"to": ["10.1.2.255"], "ports": ["udp/67"]}]}));
     let far = world.neighbour.within(|| UdpSocket::bind("0.0.0.0:67").unwrap());
     far.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
     let near = world.inside.within(|| UdpSocket::bind("0.0.0.0:0").unwrap());

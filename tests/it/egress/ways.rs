@@ -156,6 +156,10 @@ fn arp(operation: u8, from: Mac, from_ip: &str, to: Mac, to_ip: &str) -> Vec<u8>
 
 const BROADCAST: Mac = [0xff; 6];
 
+/// The ways whose frames may be replies: the filter alone lets them pass, because they open nothing.
+const OPEN_NOTHING: [&str; 2] =
+    ["TCP, ACK without a connection", "ICMP echo reply without a request"];
+
 /// A way: a name and its frames.
 type Way = (&'static str, Vec<Vec<u8>>);
 
@@ -571,13 +575,19 @@ fn no_way_leads_out_of_a_sandbox() {
             let control = map.v4(FAR[0], 17, &udp(7, 7));
             for (way, frames) in ways(&map) {
                 let why = format!("{kind}, {guards}: {way}");
-                for frame in frames {
-                    send_frame(&world.inside, &frame);
+                for frame in &frames {
+                    send_frame(&world.inside, frame);
                 }
                 let early = (outside.marked(), neighbour.marked());
                 send_frame(&world.inside, &control);
                 settle(&outside);
-                assert_eq!((early, outside.marked(), neighbour.marked()), ((0, 0), 0, 0), "{why}");
+                let out = if remove == Some("rules") && OPEN_NOTHING.contains(&way) {
+                    frames.len()
+                } else {
+                    0
+                };
+                let arrived = early.0 + outside.marked();
+                assert_eq!((arrived, early.1 + neighbour.marked()), (out, 0), "{why}");
                 assert!(host.recv(&mut [0; 64]).is_err(), "{why}: at the host");
             }
         }
@@ -688,7 +698,8 @@ fn a_flood_gets_nothing_out_whatever_happens_to_the_rules() {
     let world = World::new("bridge", &keys);
     assert!(world.reaches(&world.outside, FAR[0], 9), "resolved");
     let (map, node, list) = (Map::of(&world), &world.node, list(&world.node, "bridge", &keys));
-    let frames: Vec<Vec<u8>> = ways(&map).into_iter().flat_map(|(_, frames)| frames).collect();
+    let ways = ways(&map).into_iter().filter(|(way, _)| !OPEN_NOTHING.contains(way));
+    let frames: Vec<Vec<u8>> = ways.flat_map(|(_, frames)| frames).collect();
     let (socket, [outside, neighbour]) =
         (frame_socket(&world.inside), [&world.outside, &world.neighbour].map(Capture::at));
     let host = UdpSocket::bind("0.0.0.0:4000").unwrap();

@@ -21,7 +21,7 @@ fn policy(json: &str) -> EgressPolicy {
 }
 
 fn compiled(json: &str) -> CompiledPolicy {
-    policy(json).compile(&[]).unwrap()
+    policy(json).compile(&PolicyScene::default()).unwrap()
 }
 
 /// Asserts whether each `address service` is allowed.
@@ -155,12 +155,80 @@ fn deny_goes_before_allow_at_equal_prefix_length() {
     assert_routed(json, &[("10.0.0.1", HTTPS), ("11.0.0.1", SSH)], &[("10.0.0.1", SSH)]);
 }
 
+/// Both are judged alike.
+fn assert_near(json: &str, allowed: &[(&str, u32)], denied: &[(&str, u32)]) {
+    let compiled = compiled(json);
+    assert_verdicts(&compiled.host, allowed, denied);
+    assert_verdicts(&compiled.neighbours, allowed, denied);
+}
+
 #[test]
-fn without_a_profile_the_host_is_as_others() {
-    let policy = policy(r#"{"allow": [{"to": ["10.0.0.0/8"]}], "deny": [{"ports": ["tcp/22"]}]}"#);
-    let compiled = policy.compile(&["10.1.0.0/16".parse().unwrap()]).unwrap();
-    assert_eq!(compiled.host, compiled.routed);
-    assert_verdicts(&compiled.routed, &[("10.1.0.1", SSH)], &[("9.0.0.1", DNS)]);
+fn no_network_opens_the_host_and_neighbours() {
+    let json = r#"{"allow": [{"to": ["10.0.0.0/8", "0.0.0.0/0", "::/0"]}, {"to": ["internet"]}]}"#;
+    assert_near(json, &[], &[("10.0.0.1", SSH), ("8.8.8.8", HTTPS), ("2a00::1", DNS)]);
+    let address = r#"{"allow": [{"to": ["10.0.0.1"], "ports": ["tcp/22"]}]}"#;
+    assert_near(address, &[("10.0.0.1", SSH)], &[("10.0.0.1", HTTPS), ("10.0.0.2", SSH)]);
+    let all = r#"{"policy": "allow", "deny": [{"to": ["10.0.0.0/8"]}, {"ports": ["tcp/443"]}]}"#;
+    assert_near(all, &[("11.0.0.1", SSH)], &[("10.0.0.1", SSH), ("11.0.0.1", HTTPS)]);
+}
+
+#[test]
+fn words_open_the_host_and_neighbours() {
+    for (word, is_host) in [("host", true), ("neighbours", false)] {
+        let json = format!(
+            r#"{{"allow": [{{"to": ["{word}"], "ports": ["tcp"]}}],
+                 "deny": [{{"to": ["{word}"], "ports": ["tcp/22"]}}, {{"to": ["10.0.0.1"]}}]}}"#
+        );
+        let CompiledPolicy { host, neighbours, routed, .. } = compiled(&json);
+        let (named, other) = if is_host { (host, neighbours) } else { (neighbours, host) };
+        let denied = [("10.0.0.1", HTTPS), ("10.0.0.2", SSH), ("10.0.0.2", DNS)];
+        assert_verdicts(&named, &[("10.0.0.2", HTTPS), ("2a00::1", HTTPS)], &denied);
+        assert!(other.is_empty() && routed.is_empty(), "{word}");
+    }
+    let wide = r#"{"allow": [{"to": ["host", "neighbours"]}], "deny": [{"to": ["10.0.0.0/8"]}]}"#;
+    assert_near(wide, &[("10.0.0.1", SSH), ("8.8.8.8", HTTPS)], &[]);
+}
+
+#[test]
+fn the_word_dns_is_port_53_of_the_host_and_of_name_servers() {
+    let servers = ["10.20.0.9".parse().unwrap(), "2001:db8::53".parse().unwrap()];
+    let scene = PolicyScene { name_servers: &servers, ..PolicyScene::default() };
+    let json = r#"{"allow": [{"to": ["dns"]}], "deny": [{"to": ["10.0.0.0/8"]}]}"#;
+    let compiled = policy(json).compile(&scene).unwrap();
+    let denied = [("10.20.0.9", HTTPS), ("10.20.0.8", DNS), ("8.8.8.8", DNS)];
+    assert_verdicts(&compiled.routed, &[("10.20.0.9", DNS), ("2001:db8::53", DNS_TCP)], &denied);
+    assert_verdicts(&compiled.host, &[("10.0.0.1", DNS)], &[("10.0.0.1", HTTPS)]);
+    assert!(compiled.neighbours.is_empty());
+    // A sandbox has it, unless its policy denies it.
+    let sandbox = policy(SANDBOXED).compile(&scene).unwrap();
+    assert_verdicts(&sandbox.routed, &[("10.20.0.9", DNS)], &denied[..2]);
+    for deny in [r#"{"ports": ["udp/53", "tcp/53"]}"#, r#"{"to": ["10.20.0.0/16"]}"#] {
+        let json = format!(r#"{{"profile": "sandbox", "deny": [{deny}]}}"#);
+        let routed = policy(&json).compile(&scene).unwrap().routed;
+        assert_verdicts(&routed, &[], &[("10.20.0.9", DNS)]);
+    }
+}
+
+#[test]
+fn the_word_internet_is_what_a_sandbox_reaches() {
+    let web = r#"{"allow": [{"to": ["internet"], "ports": ["tcp/443"]}, {"to": ["10.0.0.0/8"]}],
+        "deny": [{"to": ["8.8.8.8"]}]}"#;
+    let denied = [("8.8.8.8", HTTPS), ("1.1.1.1", SSH), ("172.16.0.1", HTTPS), ("fd00::1", HTTPS)];
+    let allowed = [("1.1.1.1", HTTPS), ("2a00::1", HTTPS), ("10.0.0.1", SSH)];
+    assert_routed(web, &allowed, &denied);
+    let without = r#"{"policy": "allow", "deny": [{"to": ["internet"]}]}"#;
+    assert_routed(without, &[("10.0.0.1", SSH)], &[("1.1.1.1", SSH), ("2a00::1", SSH)]);
+}
+
+#[test]
+fn no_wide_network_opens_metadata() {
+    let metadata = ["169.254.169.254", "fd00:ec2::254", "168.63.129.16", "100.100.100.200"];
+    let wide = r#"{"allow": [{"to": ["0.0.0.0/0", "::/0", "100.64.0.0/10", "fd00::/8"]}]}"#;
+    assert_routed(wide, &[("8.8.8.8", HTTPS)], &metadata.map(|addr| (addr, HTTPS)));
+    for addr in metadata {
+        let json = format!(r#"{{"allow": [{{"to": ["{addr}"], "ports": ["tcp/80"]}}]}}"#);
+        assert_routed(&json, &[(addr, 0x6_0050)], &[(addr, HTTPS)]);
+    }
 }
 
 #[test]
@@ -212,8 +280,8 @@ fn two_policies_must_both_allow() {
     );
     assert_verdicts(
         &both.host,
-        &[("10.0.0.1", SSH), ("8.8.8.8", DNS)],
-        &[("8.8.8.8", SSH), ("8.8.4.4", DNS)],
+        &[("8.8.8.8", DNS)],
+        &[("10.0.0.1", SSH), ("8.8.8.8", SSH), ("8.8.4.4", DNS)],
     );
     assert_eq!(both.served, [ServiceRange::of_port(6, 80)]);
 }
@@ -256,13 +324,19 @@ fn longest_match(list: &[PolicyEntry], is_deny: bool, addr: IpAddr, service: u32
     list.iter().filter(|entry| names_service(entry)).filter_map(length).max()
 }
 
+/// The prefix length of the network of metadata services with the address.
+fn metadata_prefix(addr: IpAddr) -> Option<u8> {
+    let networks = METADATA.iter().map(|text| parse_network(text).unwrap());
+    networks.filter(|net| net.contains(&addr)).map(|net| net.prefix_len()).max()
+}
+
 #[test]
 fn random_policies_are_compiled_as_the_rules_say() {
     let mut random = Random(5);
     let mut verdicts = [0; 2];
     for round in 0..80 {
         let policy = random_policy(&mut random);
-        let traffic = policy.compile(&[]).unwrap().routed;
+        let traffic = policy.compile(&PolicyScene::default()).unwrap().routed;
         assert_canonical(&traffic);
         let texts = policy.allow.iter().chain(&policy.deny).flat_map(|entry| &entry.to);
         let networks: Vec<IpNet> = texts.map(|text| text.parse().unwrap()).collect();
@@ -272,6 +346,9 @@ fn random_policies_are_compiled_as_the_rules_say() {
                 let denied = longest_match(&policy.deny, true, addr, service);
                 let expected = match (allowed, denied) {
                     (None, None) => policy.policy == "allow",
+                    (Some(length), None) if policy.policy != "allow" => {
+                        Some(length) > metadata_prefix(addr)
+                    }
                     (allowed, denied) => allowed > denied,
                 };
                 verdicts[usize::from(expected)] += 1;
@@ -362,7 +439,10 @@ fn the_sandbox_allows_all_else_but_icmpv6() {
 #[test]
 fn the_sandbox_denies_the_networks_on_link() {
     let on_link = ["203.0.113.77/24", "2001:db8::9/64"].map(|net| net.parse().unwrap());
-    let routed = policy(SANDBOXED).compile(&on_link).unwrap().routed;
+    let routed = policy(SANDBOXED)
+        .compile(&PolicyScene { on_link: &on_link, ..PolicyScene::default() })
+        .unwrap()
+        .routed;
     let denied = [
         ("203.0.113.0", SSH),
         ("203.0.113.255", SSH),
@@ -416,11 +496,11 @@ fn the_sandbox_reaches_name_service_of_the_host_only() {
 }
 
 #[test]
-fn entries_of_a_user_are_for_the_host_too() {
-    let json = r#"{"profile": "sandbox", "allow": [{"to": ["0.0.0.0/1"], "ports": ["tcp/443"]}],
+fn what_a_user_denies_is_denied_at_the_host() {
+    let json = r#"{"profile": "sandbox", "allow": [{"to": ["host"], "ports": ["tcp/443"]}],
         "deny": [{"to": ["10.0.0.1"]}, {"ports": ["tcp/53"]}]}"#;
     let denied =
-        [("10.0.0.1", HTTPS), ("10.0.0.1", DNS), ("10.0.0.2", DNS_TCP), ("192.168.0.1", HTTPS)];
+        [("10.0.0.1", HTTPS), ("10.0.0.1", DNS), ("10.0.0.2", DNS_TCP), ("192.168.0.1", SSH)];
     assert_verdicts(
         &compiled(json).host,
         &[("10.0.0.2", HTTPS), ("10.0.0.2", DNS), ("192.168.0.1", DNS)],
@@ -430,7 +510,8 @@ fn entries_of_a_user_are_for_the_host_too() {
 
 #[test]
 fn errors_name_the_entry_and_a_remedy() {
-    let network = "write a network like 10.0.0.0/8 or 2001:db8::/32, or a complete address";
+    let network = "write a network like 10.0.0.0/8 or 2001:db8::/32, a complete address, or host, \
+                   neighbours, dns or internet";
     let service = "write tcp, udp, sctp, icmp, icmpv6 or a protocol's number up to 255; ports like tcp/443 or tcp/8000-8100";
     let port = "a port is a number from 1 to 65535";
     let ports = |text: &str| format!(r#"{{"deny": [{{}}, {{"ports": ["tcp", "{text}"]}}]}}"#);
@@ -475,7 +556,7 @@ fn errors_name_the_entry_and_a_remedy() {
     ];
     for (json, message, remedy) in cases {
         assert_eq!(
-            policy(&json).compile(&[]),
+            policy(&json).compile(&PolicyScene::default()),
             Err(Error::config(message).with_details(remedy)),
             "{json}"
         );
@@ -493,10 +574,10 @@ fn a_policy_has_at_most_1024_networks() {
         deny: vec![entry(512)],
         ..EgressPolicy::default()
     };
-    assert!(policy(512).compile(&[]).is_ok());
+    assert!(policy(512).compile(&PolicyScene::default()).is_ok());
     let error = Error::config("allow and deny have 1025 networks")
         .with_details("1024 are possible: write larger networks instead of their parts");
-    assert_eq!(policy(513).compile(&[]), Err(error));
+    assert_eq!(policy(513).compile(&PolicyScene::default()), Err(error));
 }
 
 #[test]

@@ -62,7 +62,6 @@ fn conditions_are_listed_by_nft_as_intended() {
             "ct mark & 0x08000000 == 0x00000000 return",
         ),
         (new().daddr_is_local().jump_to("regular"), "fib daddr type local jump regular"),
-        (new().saddr_is_local().drop(), "fib saddr type local drop"),
         (new().in_set(&[PacketField::IpSaddr], PODS).accept(), "ip saddr @pods accept"),
         (new().not_in_set(&[PacketField::IpDaddr], NETS).accept(), "ip daddr != @nets accept"),
         (new().verdict_by_map(&[PacketField::Iifname], NAMES), "iifname vmap @names"),
@@ -81,6 +80,13 @@ fn statements_are_listed_by_nft_as_intended() {
             "meta l4proto sctp drop",
         ),
         (new().has_ip_options().drop(), "ip hdrlength != 5 drop"),
+        (new().byte_is(PacketField::Pkttype, 0).accept(), "meta pkttype host accept"),
+        (new().opens_no_connection().accept(), "tcp flags rst,ack accept"),
+        (new().is_leaving().go_to("regular"), "meta oiftype != 0 goto regular"),
+        (
+            new().match_interface(PacketField::Oifkind, true, "veth").drop(),
+            "meta oifkind \"veth\" drop",
+        ),
     ]);
 }
 

@@ -24,8 +24,12 @@ fn is_to_neighbour(policy: &GuardPolicy<'_>, frame: &[u8]) -> bool {
 /// Whether the container may send from the address.
 fn is_source(policy: &GuardPolicy<'_>, is_v4: bool, addr: u128) -> bool {
     let Some(own) = policy.sources else { return true };
-    let is_of_link = !is_v4 && (addr == 0 || addr >> 118 == 0xfe80 >> 6);
-    is_of_link || own.iter().any(|source| source.is_ipv4() == is_v4 && numbered_ip(*source) == addr)
+    own.iter().any(|source| source.is_ipv4() == is_v4 && numbered_ip(*source) == addr)
+}
+
+/// Whether the container may send from the IPv6 address, which may be none.
+fn is_source6(policy: &GuardPolicy<'_>, addr: u128) -> bool {
+    addr == 0 || is_source(policy, false, addr)
 }
 
 /// The number in the bytes; `None` if the frame is too short.
@@ -63,9 +67,13 @@ fn judge_arp(policy: &GuardPolicy<'_>, frame: &[u8]) -> Option<bool> {
     if number(frame, 14, 6)? != 0x0001_0800_0604 || frame.get(22..28)? != policy.mac.0 {
         return Some(false);
     }
+    let sender = number(frame, 28, 4)?;
+    if sender != 0 && !is_source(policy, true, sender) {
+        return Some(false);
+    }
     Some(match number(frame, 20, 2)? {
         1 => find(&policy.found.v4, target).is_some() || is_router(policy, true, target),
-        2 => find(&policy.neighbours.v4, target).is_some() || !is_to_neighbour(policy, frame),
+        2 => true,
         _ => false,
     })
 }
@@ -95,10 +103,15 @@ fn judge_transport(
         6 | 17 | 33 | 132 | 136 => (number(packet, header, 2)?, number(packet, header + 2, 2)?),
         _ => (0, 0),
     };
+    let opens_nothing = match protocol {
+        6 => number(packet, header + 13, 1)? & 0x14 != 0,
+        1 => number(packet, header, 1)? == 0,
+        58 => number(packet, header, 1)? == 129,
+        _ => false,
+    };
+    let is_served = protocol != 6 && is_in(policy.served, u128::from(protocol) << 16 | from);
     let protocol = u128::from(protocol) << 16;
-    if is_in(policy.served, protocol | from)
-        && (protocol != 6 << 16 || number(packet, header + 13, 1)? & 0x12 != 2)
-    {
+    if opens_nothing || is_served {
         return Some(true);
     }
     Some(range.is_some_and(|range| is_in(&range.services, protocol | to)))
@@ -106,7 +119,7 @@ fn judge_transport(
 
 fn judge_v6(policy: &GuardPolicy<'_>, frame: &[u8]) -> Option<bool> {
     let to = number(frame, 38, 16)?;
-    if frame[14] >> 4 != 6 || !is_source(policy, false, number(frame, 22, 16)?) {
+    if frame[14] >> 4 != 6 || !is_source6(policy, number(frame, 22, 16)?) {
         return Some(false);
     }
     let range = find(&policy.allowed.v6, to);
@@ -154,16 +167,18 @@ fn judge_icmpv6(policy: &GuardPolicy<'_>, frame: &[u8], to: u128) -> Option<Judg
         (131 | 132 | 143, true) => Judgement::Passes,
         (135, true) if is_near => {
             let target = number(frame, 62, 16)?;
-            passes_if(number(frame, 22, 16)? == 0 || is_neighbour(target))
+            passes_if(if number(frame, 22, 16)? == 0 {
+                is_source(policy, false, target)
+            } else {
+                is_neighbour(target)
+            })
         }
         (133, true) if is_near => Judgement::Passes,
-        (136, true) if is_near => passes_if(!to_neighbour),
-        (135 | 136, false) if is_near && to_neighbour => {
+        (136, _) if is_near => passes_if(is_source(policy, false, number(frame, 62, 16)?)),
+        (135, false) if is_near && to_neighbour => {
             passes_if(is_in_range(&policy.neighbours.v6, to))
         }
-        (135 | 136, false) if is_near => {
-            passes_if(is_neighbour(to) || is_in(policy.served, 58 << 16))
-        }
+        (135, false) if is_near => passes_if(is_neighbour(to) || is_in(policy.served, 58 << 16)),
         _ => Judgement::ByDestination,
     })
 }
