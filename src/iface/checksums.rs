@@ -10,24 +10,29 @@ use crate::iface::ContainerNetns;
 use crate::repairs::RepairFindings;
 use cni::error::{Error, Result};
 
-/// Fails if the offload of the interface is on.
-pub fn require_no_offload(inside: &ContainerNetns<'_>, ifname: &str) -> Result<()> {
+/// Fails if the offload of the interface, whose other end on the host is `end`, is on.
+pub fn require_no_offload(inside: &ContainerNetns<'_>, ifname: &str, end: &str) -> Result<()> {
     if !inside.netlink.has_checksum_offload(ifname)? {
         return Ok(());
     }
-    Err(Error::internal(format!("{}: it changes packets behind the filter", is_on(ifname)))
+    Err(Error::internal(format!("{}: checksums are written behind the filter", is_on(ifname, end)))
         .with_details("\"cnibox repair\" switches it off"))
 }
 
 /// Switches the offload of the interface off, unless it cannot be read.
-pub fn repair_offload(inside: &ContainerNetns<'_>, ifname: &str, repairs: &mut RepairFindings) {
+pub fn repair_offload(
+    inside: &ContainerNetns<'_>,
+    ifname: &str,
+    end: &str,
+    repairs: &mut RepairFindings,
+) {
     if inside.netlink.has_checksum_offload(ifname).unwrap_or(false) {
-        repairs.restore_missing(is_on(ifname), || {
+        repairs.restore_missing(is_on(ifname, end), || {
             Ok(inside.netlink.set_checksum_offload(ifname, false)?)
         });
     }
 }
 
-fn is_on(ifname: &str) -> String {
-    format!("the transmit checksum offload of \"{ifname}\" in the container is on")
+fn is_on(ifname: &str, end: &str) -> String {
+    format!("the transmit checksum offload of \"{ifname}\" behind port \"{end}\" is on")
 }

@@ -231,7 +231,7 @@ impl Plugin for Egress {
         let (host, port) = (cx.host_netlink()?, recorded_port(owner)?);
         let (inside, end) = connected_end(host, req, &port)?;
         require_same_bridge(host, &end, &port)?;
-        checksums::require_no_offload(&inside, owner.ifname)?;
+        checksums::require_no_offload(&inside, owner.ifname, &end.name)?;
         if !guard::has_guard(host, &end, &port.guard_program(&port.compile()?)?, SINK)? {
             return Err(Error::internal(format!(
                 "the filter of \"{}\" is missing or was changed",
@@ -262,7 +262,7 @@ impl Plugin for Egress {
             repairs.restore_missing(what, || guard::put_guard(host, &end, wanted, SINK));
         }
         if let Some(inside) = &inside {
-            checksums::repair_offload(inside, owner.ifname, repairs);
+            checksums::repair_offload(inside, owner.ifname, &end.name, repairs);
         }
         Ok(())
     }
@@ -339,7 +339,10 @@ fn find_port(
     let (arrives_at, bridge) = (arrival_interfaces(host, &end, master.as_ref())?, master.as_ref());
     let fdb = bridge.map_or(Ok(Vec::new()), |bridge| host.dump_fdb(bridge.index))?;
     require_unused_mac(&fdb, &end, mac)?;
-    let ips: Vec<IpAddr> = prev.ips.iter().map(|ip| ip.address.addr()).collect();
+    let mut ips: Vec<IpAddr> = prev.ips.iter().map(|ip| ip.address.addr()).collect();
+    // tc-redirect-tap lists an address twice.
+    ips.sort_unstable();
+    ips.dedup();
     if ips.is_empty() {
         return Err(Error::config(format!("interface \"{ifname}\" has no address"))
             .with_details("a policy is bound to the addresses of the result: add \"ipam\""));
