@@ -155,6 +155,7 @@ const UNSAFE: &[&str] = &[
     "musl.rs",
     "netlink/deferred_close.rs",
     "netlink/detached_delete.rs",
+    "netlink/offload.rs",
 ];
 
 /// Words, and the only files or directories below `src` that may contain them.

@@ -2,6 +2,7 @@
 //! another link, redirect and judge packets, configure and verify the container's interface, enable
 //! forwarding on the host.
 
+pub mod checksums;
 pub mod child;
 pub mod configure;
 pub mod forwarding;

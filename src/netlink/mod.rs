@@ -14,6 +14,7 @@
 //! | `request.rs` | requests, and decoding of replies and errors |
 //! | `attribute.rs` | attributes |
 //! | `link.rs`, `link_info.rs`, `new_link.rs`, `link_change.rs` | links: reading, creating, changing |
+//! | `offload.rs` | the checksum offload of a link |
 //! | `bridge_vlan.rs`, `fdb.rs` | bridges: VLANs of ports, the forwarding database |
 //! | `addr.rs`, `route.rs`, `rule.rs`, `neighbour.rs` | addresses, routes, policy rules, neighbours |
 //! | `events.rs` | waiting for events of the kernel |
@@ -42,6 +43,7 @@ mod mac;
 mod neighbour;
 mod new_link;
 pub mod nftables;
+mod offload;
 mod request;
 mod route;
 mod rule;

@@ -9,7 +9,8 @@
 //!
 //! State on the host while the container lives: elements of the tables `inet` and `bridge
 //! cnibox_egress`, and the chain and sets of its policy, which containers with equal policies
-//! share; a filter on the host's end of the pair, which stays after DEL until the pair is deleted.
+//! share; a filter on the host's end of the pair, which stays after DEL until the pair is deleted,
+//! as the checksum offload of the container's end stays off.
 //! Permanently: the tables `inet`, `bridge` and `netdev cnibox_egress`, and the links of the sink
 //! ([`guard`]).
 
@@ -25,7 +26,7 @@ use crate::framework::{
     require_prev_result, resolv,
 };
 use crate::iface::guard::SINK;
-use crate::iface::{ContainerNetns, guard, peer};
+use crate::iface::{ContainerNetns, checksums, guard, peer};
 use crate::netfilter::egress::policy::{CompiledPolicy, EgressPolicy, PolicyEntry, PolicyScene};
 use crate::netfilter::egress::source::{has_null, named_policy, require_keys};
 use crate::netfilter::egress::{self, CONTAINER_LINKS, EgressPart};
@@ -193,14 +194,9 @@ impl Plugin for Egress {
         let (host, filter) = (cx.host_netlink()?, cx.packet_filter());
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let _lock = egress::lock_policy(owner)?;
-        let (end, mut port) = find_port(
-            host,
-            req.sandbox.open_netns()?,
-            owner.ifname,
-            prev,
-            policies,
-            conf.published(),
-        )?;
+        let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
+        let (end, mut port) =
+            find_port(host, &inside, owner.ifname, prev, policies, conf.published())?;
         let compiled = port.compile()?;
         let program = port.guard_program(&compiled)?;
         let place = guard::find_place(host, &end)?;
@@ -223,6 +219,13 @@ impl Plugin for Egress {
         if former.is_some() {
             egress::require_recorded(owner, &port)?;
         }
+        // Else the kernel writes a word where the container says, behind filter and rules.
+        if inside.netlink.has_checksum_offload(owner.ifname)? {
+            undo.add_step("switch the checksum offload on", || {
+                Ok(inside.netlink.set_checksum_offload(owner.ifname, true)?)
+            });
+            inside.netlink.set_checksum_offload(owner.ifname, false)?;
+        }
         // The filter comes before the rules, because it holds whatever happens to them.
         guard::put_guard_at(host, &end, &place, program, SINK)?;
         egress::add_port(filter, owner, &port, &compiled)?;
@@ -233,8 +236,9 @@ impl Plugin for Egress {
     fn check(cx: &CallContext<'_>, _: &EgressConfig, req: &CheckRequest) -> Result<()> {
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let (host, port) = (cx.host_netlink()?, recorded_port(owner)?);
-        let end = connected_end(host, req, &port)?;
+        let (inside, end) = connected_end(host, req, &port)?;
         require_same_bridge(host, &end, &port)?;
+        checksums::require_no_offload(&inside, owner.ifname, &end.name)?;
         if !guard::has_guard(host, &end, &port.guard_program(&port.compile()?)?, SINK)? {
             return Err(Error::internal(format!(
                 "the filter of \"{}\" is missing or was changed",
@@ -254,13 +258,18 @@ impl Plugin for Egress {
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let (host, port) = (cx.host_netlink()?, recorded_port(owner)?);
         // A container that renames its interface, or moves it away, does not prevent the repair.
-        let end = connected_end(host, req, &port)
-            .or_else(|error| recorded_end(host, owner, &port)?.ok_or(error))?;
+        let (inside, end) = match connected_end(host, req, &port) {
+            Ok((inside, end)) => (Some(inside), end),
+            Err(error) => (None, recorded_end(host, owner, &port)?.ok_or(error)?),
+        };
         require_same_bridge(host, &end, &port)?;
         let wanted = port.guard_program(&port.compile()?)?;
         if !guard::has_guard(host, &end, &wanted, SINK).unwrap_or(false) {
             let what = format!("the filter of \"{}\"", end.name);
             repairs.restore_missing(what, || guard::put_guard(host, &end, wanted, SINK));
+        }
+        if let Some(inside) = &inside {
+            checksums::repair_offload(inside, owner.ifname, &end.name, repairs);
         }
         Ok(())
     }
@@ -303,18 +312,17 @@ fn try_guard(has_sink: bool) -> Result<()> {
 /// The host's end of the attachment's pair, and the policy for it.
 fn find_port(
     host: &Netlink,
-    netns: &Netns,
+    inside: &ContainerNetns<'_>,
     ifname: &str,
     prev: &CniResult,
     policies: Vec<EgressPolicy>,
     published: Vec<String>,
 ) -> Result<(Link, EgressPart)> {
-    let inside = ContainerNetns::open_in(netns)?;
     let link = inside.require_link(ifname)?;
     let refuse = |why: String| {
         Error::config(why).with_details("a policy needs a veth pair, as bridge and ptp create it")
     };
-    let end = peer::find_host_end(host, &inside, &link)?
+    let end = peer::find_host_end(host, inside, &link)?
         .ok_or_else(|| refuse(format!("interface \"{ifname}\" has no other end on the host")))?;
     let mac =
         link.mac.ok_or_else(|| refuse(format!("interface \"{ifname}\" has no MAC address")))?;
@@ -339,6 +347,9 @@ fn find_port(
     let fdb = bridge.map_or(Ok(Vec::new()), |bridge| host.dump_fdb(bridge.index))?;
     require_unused_mac(&fdb, &end, mac)?;
     let mut ips: Vec<IpAddr> = prev.ips.iter().map(|ip| ip.address.addr()).collect();
+    // tc-redirect-tap lists an address twice.
+    ips.sort_unstable();
+    ips.dedup();
     if ips.is_empty() {
         return Err(Error::config(format!("interface \"{ifname}\" has no address"))
             .with_details("a policy is bound to the addresses of the result: add \"ipam\""));
@@ -543,18 +554,24 @@ fn recorded_port(owner: AttachmentId<'_>) -> Result<EgressPart> {
     })
 }
 
-/// The port of the policy, if it is the other end of the container's interface.
-fn connected_end(host: &Netlink, req: &CheckRequest, port: &EgressPart) -> Result<Link> {
+/// The container's namespace, and the port of the policy, if it is the other end of the
+/// container's interface.
+fn connected_end<'r>(
+    host: &Netlink,
+    req: &'r CheckRequest,
+    port: &EgressPart,
+) -> Result<(ContainerNetns<'r>, Link)> {
     let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
     let link = inside.require_link(req.ifname.as_str())?;
     let end = peer::find_host_end(host, &inside, &link)?.filter(|end| end.name == port.end);
-    end.ok_or_else(|| {
+    let end = end.ok_or_else(|| {
         Error::internal(format!(
             "interface \"{}\" is no longer connected to port \"{}\"",
             link.name, port.end
         ))
         .with_details("attach the container again")
-    })
+    })?;
+    Ok((inside, end))
 }
 
 /// The port of the policy, if it is the link in the record of the attachment.

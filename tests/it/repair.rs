@@ -3,6 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use cnibox::testing::netlink::Netlink;
 use serde_json::{Value, json};
 
 use crate::doctor::Ward;
@@ -368,6 +369,34 @@ fn watch_restores_traffic() {
 }
 
 /// An upgrade renames a new file over the executable: plugins are links to that file then.
+#[test]
+fn a_checksum_offload_is_switched_off_again() {
+    let bridge = json!({"type": "bridge", "bridge": "cni0", "isGateway": true,
+        "ipam": {"type": "host-local", "dataDir": "LEASES", "subnet": "10.88.0.0/16"}});
+    let ward = attached(&json!([bridge, {"type": "egress", "profile": "sandbox", "serve": []}]), 2);
+    ward.assert_healthy();
+    let offload = || Netlink::open().unwrap().has_checksum_offload("eth0").unwrap();
+    let switch_on = || Netlink::open().unwrap().set_checksum_offload("eth0", true).unwrap();
+    ward.pods[0].run(switch_on);
+    let what = "the transmit checksum offload of \"eth0\" behind port \"veth";
+    let found = ward.doctor().1;
+    assert!(found.contains(what) && found.contains("\"cnibox repair\" switches it off"), "{found}");
+    let found = ward.cnibox(&["repair", "--dry-run"]).run().stdout;
+    assert!(found.contains(what) && ward.pods[0].run(offload), "{found}");
+    // An interface that cannot be found prevents no other repair.
+    ward.pods[1].run(switch_on);
+    ward.pods[1].sh("ip link set eth0 down");
+    ward.pods[1].sh("ip link set eth0 name other");
+    ward.pods[1].sh("ip link add eth0 type veth peer name eth1");
+    let done = ward.cnibox(&["repair"]).run();
+    assert_eq!(done.stdout.matches(what).count(), 1, "{done:?}");
+    assert!(!ward.pods[0].run(offload));
+    ward.pods[1].sh("ip link del eth0");
+    ward.pods[1].sh("ip link set other name eth0 up");
+    assert!(ward.repair().contains(what));
+    ward.assert_healthy();
+}
+
 #[test]
 fn watch_restores_the_filter_of_a_policy() {
     let ipam = json!({"type": "host-local", "dataDir": "LEASES", "ranges": [[{"subnet": "10.88.0.0/16"}]]});

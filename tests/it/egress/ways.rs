@@ -18,17 +18,17 @@ use crate::support::node::{Container, eventually};
 use crate::support::traffic::Place;
 
 /// What every frame of a way contains.
-const MARK: &[u8] = b"WAY-OUT-OF-A-POLICY";
+pub(super) const MARK: &[u8] = b"WAY-OUT-OF-A-POLICY";
 
 type Mac = [u8; 6];
 
 /// Addresses of the participants.
-struct Map {
+pub(super) struct Map {
     own: Mac,
-    router: Mac,
+    pub(super) router: Mac,
     neighbour: Mac,
-    ip: Ipv4Addr,
-    ip6: Ipv6Addr,
+    pub(super) ip: Ipv4Addr,
+    pub(super) ip6: Ipv6Addr,
 }
 
 fn mac(text: &str) -> Mac {
@@ -42,7 +42,7 @@ fn mac_of(container: &Container) -> Mac {
 }
 
 impl Map {
-    fn of(world: &World) -> Map {
+    pub(super) fn of(world: &World) -> Map {
         let router = if world.result["interfaces"][0]["name"] == "br0" {
             "br0".to_owned()
         } else {
@@ -59,12 +59,12 @@ impl Map {
         }
     }
 
-    fn eth(&self, to: Mac, ethertype: u16, payload: &[u8]) -> Vec<u8> {
+    pub(super) fn eth(&self, to: Mac, ethertype: u16, payload: &[u8]) -> Vec<u8> {
         [&to[..], &self.own, &ethertype.to_be_bytes(), payload].concat()
     }
 
     /// A packet of IPv4 to the router.
-    fn v4(&self, to: &str, proto: u8, payload: &[u8]) -> Vec<u8> {
+    pub(super) fn v4(&self, to: &str, proto: u8, payload: &[u8]) -> Vec<u8> {
         self.eth(self.router, 0x0800, &ipv4(self.ip, to, proto, 0x4000, payload))
     }
 
@@ -73,7 +73,7 @@ impl Map {
     }
 }
 
-fn sum(bytes: &[u8]) -> u16 {
+pub(super) fn sum(bytes: &[u8]) -> u16 {
     let words = bytes
         .chunks(2)
         .map(|two| u32::from(u16::from_be_bytes([two[0], *two.get(1).unwrap_or(&0)])));
@@ -89,7 +89,7 @@ fn length(bytes: usize) -> u16 {
     u16::try_from(bytes).unwrap()
 }
 
-fn ipv4(from: Ipv4Addr, to: &str, proto: u8, fragment: u16, payload: &[u8]) -> Vec<u8> {
+pub(super) fn ipv4(from: Ipv4Addr, to: &str, proto: u8, fragment: u16, payload: &[u8]) -> Vec<u8> {
     with_options(from, to, proto, fragment, &[], payload)
 }
 
@@ -114,19 +114,19 @@ fn with_options(
     [&header, payload].concat()
 }
 
-fn ipv6(from: Ipv6Addr, to: &str, next: u8, hops: u8, payload: &[u8]) -> Vec<u8> {
+pub(super) fn ipv6(from: Ipv6Addr, to: &str, next: u8, hops: u8, payload: &[u8]) -> Vec<u8> {
     let to: Ipv6Addr = to.parse().unwrap();
     let [l0, l1] = length(payload.len()).to_be_bytes();
     [&[0x60, 0, 0, 0, l0, l1, next, hops][..], &from.octets(), &to.octets(), payload].concat()
 }
 
 /// UDP without a checksum.
-fn udp(from: u16, to: u16) -> Vec<u8> {
+pub(super) fn udp(from: u16, to: u16) -> Vec<u8> {
     let length = length(8 + MARK.len()).to_be_bytes();
     [&from.to_be_bytes()[..], &to.to_be_bytes(), &length, &[0, 0], MARK].concat()
 }
 
-fn tcp(from: u16, to: u16, flags: u8) -> Vec<u8> {
+pub(super) fn tcp(from: u16, to: u16, flags: u8) -> Vec<u8> {
     let ports = [from.to_be_bytes(), to.to_be_bytes()].concat();
     [&ports[..], &[0, 0, 0, 1, 0, 0, 0, 1, 0x50, flags, 0xff, 0xff, 0, 0, 0, 0], MARK].concat()
 }
@@ -516,10 +516,10 @@ fn mixed_ways(map: &Map) -> Vec<Way> {
 }
 
 /// Receives all frames of a place with [`MARK`].
-struct Capture(Socket);
+pub(super) struct Capture(Socket);
 
 impl Capture {
-    fn at(place: &impl Place) -> Capture {
+    pub(super) fn at(place: &impl Place) -> Capture {
         // `ETH_P_ALL` in network byte order.
         let all = Protocol::from(i32::from(3_u16.to_be()));
         let socket = place.within(|| Socket::new(Domain::PACKET, Type::RAW, Some(all)).unwrap());
@@ -528,15 +528,22 @@ impl Capture {
     }
 
     fn marked(&self) -> usize {
-        let mut count = 0;
+        self.frames().len()
+    }
+
+    /// What arrived since the last call.
+    pub(super) fn frames(&self) -> Vec<Vec<u8>> {
+        let mut frames = Vec::new();
         loop {
             let mut buffer = [0; 2048];
             let length = match (&self.0).read(&mut buffer) {
                 Ok(length) => length,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return frames,
                 Err(error) => panic!("{error}"),
             };
-            count += usize::from(buffer[..length].windows(MARK.len()).any(|part| part == MARK));
+            if buffer[..length].windows(MARK.len()).any(|part| part == MARK) {
+                frames.push(buffer[..length].to_vec());
+            }
         }
     }
 }
