@@ -3,6 +3,7 @@
 
 mod flush;
 mod lifecycle;
+mod mistakes;
 mod sources;
 mod tool;
 mod traffic;

@@ -32,6 +32,15 @@ pub fn find_idle_entries(
     for (at, entry) in policy.allow.iter().enumerate() {
         find_idle_parts(&format!("allow[{at}]"), entry, &whole, on_link, &mut idle)?;
     }
+    let has_family = |text: &String| {
+        let network = parse_network(text).map(|network| network.addr().is_ipv4());
+        network.is_none_or(|is_ipv4| on_link.iter().any(|near| near.addr().is_ipv4() == is_ipv4))
+    };
+    let mut named = policy.allow.iter().flat_map(|entry| &entry.to).peekable();
+    if !on_link.is_empty() && named.peek().is_some() && !named.any(has_family) {
+        let problem = "\"allow\" has no address of the family that the container has";
+        idle.push(Error::config(problem).with_details("IPv4 and IPv6 need networks of their own"));
+    }
     for at in 0..policy.deny.len() {
         let mut without = policy.clone();
         let entry = without.deny.remove(at);
@@ -179,6 +188,14 @@ mod tests {
                 assert!(found.starts_with(expected), "{found}");
             }
         }
+    }
+
+    #[test]
+    fn a_list_for_another_family_is_found() {
+        let families = "\"allow\" has no address of the family that the container has; IPv4 and \
+                        IPv6 need networks of their own";
+        assert_eq!(idle(r#"{"allow":[{"to":["2001:db8::5"]}]}"#), [families]);
+        assert_eq!(idle(r#"{"allow":[{"to":["2001:db8::5"]},{"to":["192.0.2.7"]}]}"#), [""; 0]);
     }
 
     #[test]

@@ -139,9 +139,10 @@ impl EgressConfig {
     }
 }
 
-/// Fails if the configuration has an unknown or repeated key where a policy may be. What others
-/// write into it is left: keys common to all plugins, comments, and values of runtimes and of pods
-/// for other plugins, unless their keys resemble that of a policy.
+/// Fails if the configuration has an unknown or repeated key where a policy may be; of repeated
+/// objects the parser has made one. What others write is left: keys common to all plugins,
+/// comments, and values of runtimes and pods for other plugins, unless their keys resemble that of
+/// a policy.
 pub(super) fn require_known_keys(config: &Json) -> Result<()> {
     let Json::Object(members) = config else { return Ok(()) };
     let policy = DecodedKeys::of_type::<EgressPolicy>();
@@ -159,8 +160,6 @@ pub(super) fn require_known_keys(config: &Json) -> Result<()> {
         if let Some(known) = own.member_keys(name) {
             require_unrepeated(members, at, &root)?;
             require_keys(value, known, &JsonValuePath::root_member(name))?;
-        } else if ["args", "capabilities", "runtimeConfig"].contains(&name.as_str()) {
-            require_unrepeated(members, at, &root)?;
         } else if !is_common(name) {
             return Err(unknown_key_error(name, &root, &own));
         }
@@ -182,8 +181,7 @@ fn require_open_keys(config: &Json, place: &str, key: &str, below: &DecodedKeys)
     let found = place.split('.').try_fold(config, |json, key| json.get_present_member(key));
     let Some(Json::Object(members)) = found else { return Ok(()) };
     let at = JsonValuePath::parse(place);
-    for (nth, (name, value)) in members.iter().enumerate() {
-        require_unrepeated(members, nth, &at)?;
+    for (name, value) in members {
         // Runtimes compare the names of capabilities exactly.
         let is_own = name == key || (place != "capabilities" && name.eq_ignore_ascii_case(key));
         if is_own && *value != Json::Null {
@@ -191,7 +189,10 @@ fn require_open_keys(config: &Json, place: &str, key: &str, below: &DecodedKeys)
         }
         if !is_own && (resembles_policy_key(name) || (place == "args" && has_policy(value))) {
             let error = key_error(format!("unknown key \"{name}\""), &at);
-            return Err(error.with_details(format!("write \"{key}\"")));
+            return Err(error.with_details(
+                "the policy of a container is \"egressPolicy\", as capability, in \
+                 \"runtimeConfig\" or in \"args\": {\"cni\": { ... }}",
+            ));
         }
     }
     Ok(())
