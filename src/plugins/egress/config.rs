@@ -140,9 +140,9 @@ impl EgressConfig {
 }
 
 /// Fails if the configuration has an unknown or repeated key where a policy may be; of repeated
-/// objects the parser has made one. What others write is left: keys common to all plugins,
-/// comments, and values of runtimes and pods for other plugins, unless their keys resemble that of
-/// a policy.
+/// objects the parser has made one. What others write is left: keys common to all plugins, those
+/// with a domain, such as `cni.dev/attachments`, comments, and values of runtimes and pods for other
+/// plugins, unless their keys resemble that of a policy.
 pub(super) fn require_known_keys(config: &Json) -> Result<()> {
     let Json::Object(members) = config else { return Ok(()) };
     let policy = DecodedKeys::of_type::<EgressPolicy>();
@@ -152,7 +152,7 @@ pub(super) fn require_known_keys(config: &Json) -> Result<()> {
         common.member_keys(name).is_some()
             || NetworkList::KEYS.contains(&name)
             || OF_OTHERS.contains(&name)
-            || name.starts_with("cni.dev/")
+            || name.contains('.')
             || is_comment(name)
     };
     let root = JsonValuePath::default();

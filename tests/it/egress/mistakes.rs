@@ -224,7 +224,7 @@ fn keys_of_others_are_left() {
     fs::write(dir.join("one.json"), policy.to_string()).unwrap();
     let others = json!({
         "_comment": "a note", "description": "pods", "deviceID": "0000:03:00.1", "pciBusID": "0000:03:00.1",
-        "cni.dev/valid-attachments": [], "cni.dev/attachments": [], "cni.dev/new": 1, "dns": {}, "ipam": {},
+        "cni.dev/valid-attachments": [], "cni.dev/attachments": [], "cni.dev/new": 1, "org.example.key": {"deny": 1}, "dns": {}, "ipam": {},
         "disableCheck": true, "disableGC": true, "ipMasq": false, "loadOnlyInlinedPlugins": true,
         "capabilities": {"egressPolicy": true, "portMappings": true, "bandwidth": true, "io.kubernetes.cri.pod-annotations": true},
         "runtimeConfig": {"bandwidth": {"egressRate": 1}, "egressPolicy": policy,
