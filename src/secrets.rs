@@ -8,6 +8,7 @@
 
 use cni::json::Json;
 use cni::json::keys::DecodedKeys;
+use cni::runtime::NetworkList;
 use cni::{CniResult, DnsConfig, ResultRoute, ValidAttachment};
 
 /// The replacement of a secret.
@@ -66,8 +67,7 @@ impl VisibleKeys {
     pub fn new(plugins: impl Iterator<Item = DecodedKeys>) -> VisibleKeys {
         let plugin = plugins.fold(plugin_keys(), DecodedKeys::union_with);
         let plugin = plugin.clone().with_member("delegate", plugin);
-        let list = ["cniVersions", "disableCheck", "disableGC", "loadOnlyInlinedPlugins"];
-        let list = list
+        let list = NetworkList::KEYS
             .into_iter()
             .fold(plugin.clone(), |keys, name| keys.with_member(name, DecodedKeys::Any));
         VisibleKeys(list.with_member("plugins", DecodedKeys::Items(Box::new(plugin))))

@@ -14,12 +14,14 @@
 //! Permanently: the tables `inet`, `bridge` and `netdev cnibox_egress`, and the links of the sink
 //! ([`guard`]).
 
+mod config;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use ipnet::IpNet;
-use serde::Deserialize;
 
+use self::config::{EgressConfig, require_known_keys};
 use crate::attachment::AttachmentRecord;
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback,
@@ -27,18 +29,15 @@ use crate::framework::{
 };
 use crate::iface::guard::SINK;
 use crate::iface::{ContainerNetns, checksums, guard, peer};
-use crate::netfilter::egress::policy::{CompiledPolicy, EgressPolicy, PolicyEntry, PolicyScene};
-use crate::netfilter::egress::source::{has_null, named_policy, require_keys};
+use crate::netfilter::egress::lint::find_idle_entries;
+use crate::netfilter::egress::policy::{CompiledPolicy, EgressPolicy};
 use crate::netfilter::egress::{self, CONTAINER_LINKS, EgressPart};
 use crate::netfilter::{AttachmentId, RuleBackend};
 use crate::netlink::{FdbEntry, Link, LinkAddress, LinkChange, MacAddress, Netlink};
 use crate::netns::Netns;
 use crate::repairs::RepairFindings;
 use cni::CniResult;
-use cni::config::Args;
 use cni::error::{Error, ErrorContext, Result};
-use cni::json::Json;
-use cni::json::keys::DecodedKeys;
 
 /// The maximum number of addresses of the host, besides routers, that the filter of a port knows.
 const MOST_HOST_ADDRESSES: usize = 64;
@@ -50,112 +49,11 @@ const ANYWHERE: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 1)),
 ];
 
+/// The maximum number of networks in a policy whose entries ADD compares with each other.
+const MOST_COMPARED: usize = 64;
+
 #[derive(Debug)]
 pub struct Egress;
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct EgressConfig {
-    policy: Option<String>,
-    allow: Option<Vec<PolicyEntry>>,
-    deny: Option<Vec<PolicyEntry>>,
-    profile: Option<String>,
-    serve: Option<Vec<String>>,
-    /// The directory of named policies, below `/etc/cni`, `/run/cni` or `/var/lib/cni`; only root
-    /// can write there.
-    policy_dir: PathBuf,
-    runtime_config: EgressRuntimeConfig,
-    args: Args<EgressArgs>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct EgressRuntimeConfig {
-    egress_policy: Option<EgressPolicy>,
-    port_mappings: Vec<PublishedPort>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct PublishedPort {
-    container_port: u16,
-    /// `tcp`, `udp` or `sctp`. Default: `tcp`.
-    protocol: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct EgressArgs {
-    egress_policy: Option<EgressPolicy>,
-}
-
-impl EgressConfig {
-    /// The policy of the configuration's own keys; `None` without any.
-    fn own_policy(&self) -> Option<EgressPolicy> {
-        let EgressConfig { policy, allow, deny, profile, serve, .. } = self;
-        let is_absent = policy.is_none()
-            && allow.is_none()
-            && deny.is_none()
-            && profile.is_none()
-            && serve.is_none();
-        (!is_absent).then(|| EgressPolicy {
-            policy: policy.clone().unwrap_or_default(),
-            allow: allow.clone().unwrap_or_default(),
-            deny: deny.clone().unwrap_or_default(),
-            profile: profile.clone().unwrap_or_default(),
-            serve: serve.clone().unwrap_or_default(),
-        })
-    }
-
-    /// The policies of all sources; with none of them the empty policy, which allows nothing.
-    fn policies(&self, cx: &CallContext<'_>) -> Result<Vec<EgressPolicy>> {
-        require_known_keys(&cx.net.json)?;
-        let named = named_policy(cx.raw_args(), &self.policy_dir)?;
-        let given =
-            [self.runtime_config.egress_policy.clone(), self.args.cni.egress_policy.clone(), named];
-        let mut policies: Vec<EgressPolicy> =
-            self.own_policy().into_iter().chain(given.into_iter().flatten()).collect();
-        if policies.is_empty() {
-            policies.push(EgressPolicy::default());
-        }
-        Ok(policies)
-    }
-
-    /// The published services, as in [`EgressPolicy::serve`].
-    fn published(&self) -> Vec<String> {
-        self.runtime_config
-            .port_mappings
-            .iter()
-            .map(|port| {
-                let proto = if port.protocol.is_empty() { "tcp" } else { &port.protocol };
-                format!("{}/{}", proto.to_ascii_lowercase(), port.container_port)
-            })
-            .collect()
-    }
-}
-
-/// Fails if a policy in the configuration has an unknown key: `port` in place of `ports` would
-/// allow all ports.
-fn require_known_keys(config: &Json) -> Result<()> {
-    let of_policy = DecodedKeys::of_type::<EgressPolicy>;
-    let of_entries = DecodedKeys::of_type::<Vec<PolicyEntry>>;
-    let keys = ["policy", "profile", "serve"];
-    if let Some(key) = keys.into_iter().find(|key| config.get_member(key).is_some_and(has_null)) {
-        return Err(Error::config(format!("a value in {key} is null"))
-            .with_details("write a value, or leave the key out"));
-    }
-    let member =
-        |path: &[&str]| path.iter().try_fold(config, |json, key| json.get_present_member(key));
-    for (json, keys, of) in [
-        (config.get_member("allow"), of_entries as fn() -> DecodedKeys, "allow"),
-        (config.get_member("deny"), of_entries, "deny"),
-        (member(&["runtimeConfig", "egressPolicy"]), of_policy, "runtimeConfig.egressPolicy"),
-        (member(&["args", "cni", "egressPolicy"]), of_policy, "args.cni.egressPolicy"),
-    ] {
-        json.map_or(Ok(()), |json| require_keys(json, keys, of))?;
-    }
-    Ok(())
-}
 
 impl Plugin for Egress {
     const NAME: &'static str = "egress";
@@ -170,21 +68,7 @@ impl Plugin for Egress {
         remarks: &mut ConfigRemarks,
     ) -> Result<()> {
         require_known_keys(&cx.net.json)?;
-        if let Some(policy) = conf.own_policy() {
-            policy.compile(&PolicyScene::default())?;
-        } else if !cx.net.wants_capability("egressPolicy") && conf.policy_dir.as_os_str().is_empty()
-        {
-            let warning =
-                Error::config("the container can reach nothing: the configuration has no policy");
-            remarks.warnings.push(warning.with_details("add \"allow\", \"profile\" or \"policy\""));
-        }
-        if !cx.net.wants_capability("portMappings") && conf.serve.is_none() {
-            let warning = Error::config("replies of the container to clients are dropped");
-            let remedy = "add \"capabilities\": {\"portMappings\": true} for published ports, or \
-                          \"serve\": [\"tcp/80\"]";
-            remarks.warnings.push(warning.with_details(remedy));
-        }
-        Ok(())
+        conf.examine(cx, usize::MAX, remarks)
     }
 
     fn add(cx: &CallContext<'_>, conf: &EgressConfig, req: &AddRequest) -> Result<CniResult> {
@@ -196,13 +80,15 @@ impl Plugin for Egress {
         let _lock = egress::lock_policy(owner)?;
         let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
         let (end, mut port) =
-            find_port(host, &inside, owner.ifname, prev, policies, conf.published())?;
+            find_port(host, &inside, owner.ifname, prev, policies, conf.published()?)?;
+        warn_of_idle_entries(&port)?;
         let compiled = port.compile()?;
         let program = port.guard_program(&compiled)?;
         let place = guard::find_place(host, &end)?;
         // A failure leaves a former policy of the attachment in force.
         let former: Option<EgressPart> = egress::RECORDS.read_content(owner);
         if let Some(former) = &former {
+            require_same_policies(host, owner, req, former, &port)?;
             port.replaces(former);
         }
         let mut undo = Rollback::new();
@@ -288,7 +174,8 @@ impl Plugin for Egress {
     }
 
     fn status(cx: &CallContext<'_>, conf: &EgressConfig) -> Result<()> {
-        Self::require_sound(cx, conf)?;
+        // Unknown keys fail ADD alone: containers of other networks still come and go.
+        conf.examine(cx, 0, &mut ConfigRemarks::default()).or_unavailable()?;
         cx.require_serviceable(Some(RuleBackend::Nftables), &[egress::FEATURE])?;
         let has_sink = SINK.require_usable(cx.usable_host_netlink()?).or_unavailable()?;
         try_guard(has_sink).or_unavailable()
@@ -391,6 +278,7 @@ fn find_port(
         uplinks,
         published,
         policies,
+        added: Vec::new(),
         replaced: Vec::new(),
     };
     Ok((end, port))
@@ -442,6 +330,46 @@ fn find_uplinks(host: &Netlink) -> Result<Vec<String>> {
     uplinks.sort_unstable();
     uplinks.dedup();
     Ok(uplinks)
+}
+
+fn warn_of_idle_entries(port: &EgressPart) -> Result<()> {
+    for policy in &port.policies {
+        for idle in find_idle_entries(policy, &port.scene(), MOST_COMPARED)? {
+            warn!("{idle}");
+        }
+    }
+    Ok(())
+}
+
+/// Fails if another configuration has already given the pair a policy: a second `egress` of the
+/// list would open what the first one refuses. Runtimes call ADD once for each pair; a repeated ADD
+/// with the same policies restores what is missing. `former` is the recorded port.
+fn require_same_policies(
+    host: &Netlink,
+    owner: AttachmentId<'_>,
+    req: &AddRequest,
+    former: &EgressPart,
+    port: &EgressPart,
+) -> Result<()> {
+    if *former.policies_of_add() == port.policies
+        || (&former.end, former.mac) != (&port.end, port.mac)
+    {
+        return Ok(());
+    }
+    let Some(record) = AttachmentRecord::find_by_attachment(owner) else { return Ok(()) };
+    let end = host.find_link(&port.end)?;
+    // A name can be that of an earlier pair, whose DEL was lost.
+    let is_same = record.netns == req.sandbox.netns_identity()
+        && record.end.is_none_or(|recorded| end.is_some_and(|end| end.index == recorded.index));
+    if !is_same {
+        return Ok(());
+    }
+    let ifname = owner.ifname;
+    Err(Error::config(format!("interface \"{ifname}\" already has a policy of another egress"))
+        .with_details(
+            "one egress in a list: write one policy that allows what both allow; \"cnibox egress \
+             set\" replaces that of a running container",
+        ))
 }
 
 /// The MAC address of a bridge, by which the policy knows the router of its containers. Until an

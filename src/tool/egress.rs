@@ -9,10 +9,11 @@ use serde::Serialize;
 use super::{JSON, NETWORK, ToolCommand, format_table, json_text, print_text};
 use crate::framework::{PluginService, Rollback};
 use crate::iface::guard::{self, SINK};
-use crate::netfilter::PacketFilter;
+use crate::netfilter::egress::lint::find_idle_entries;
 use crate::netfilter::egress::policy::service_name;
 use crate::netfilter::egress::report::{PortReport, list_ports};
 use crate::netfilter::egress::{self, EgressPart, source};
+use crate::netfilter::{AttachmentId, PacketFilter};
 use crate::netlink::Netlink;
 use crate::options::{CommandLine, CommandOption, long_option, require_no_words, usage_error};
 use cni::error::{Error, ErrorContext, Result};
@@ -38,7 +39,7 @@ the new policy. It lasts until the next ADD of the attachment.
 ",
     options: &[
         NETWORK,
-        long_option("--container", "ID", "this container only"),
+        long_option("--container", "ID", "this container only: its id, or the beginning of it"),
         long_option(
             "--interface",
             "NAME",
@@ -56,7 +57,7 @@ Exit status: 0 done; 1 failed, see stderr; 2 wrong usage.
 
 Example:
   cnibox egress ls
-  cnibox egress set --container 4f1c FILE.json
+  cnibox egress set --container 4f1c00a2b7d3 FILE.json
 ",
 };
 
@@ -95,15 +96,21 @@ fn require_set_options(line: CommandLine) -> Result<CommandLine> {
     }
 }
 
-/// The reports of the containers that the options select.
+/// The reports of the containers that the options select. A container is selected by its id, or by
+/// the beginning of it, which other tools print, if no container has this id.
 fn selected_ports(line: &CommandLine, filter: &PacketFilter) -> Result<Vec<PortReport>> {
     let mut ports = list_ports(filter)?;
     ports.retain(|port| {
         let owner = port.stored.attachment_id();
-        [("--network", owner.network), ("--container", owner.id), ("--interface", owner.ifname)]
+        [("--network", owner.network), ("--interface", owner.ifname)]
             .iter()
             .all(|(flag, value)| line.last_value(flag).is_none_or(|wanted| wanted == *value))
     });
+    if let Some(wanted) = line.last_value("--container") {
+        let id = |port: &PortReport| port.stored.attachment_id().id.to_owned();
+        let is_whole = ports.iter().any(|port| id(port) == wanted);
+        ports.retain(|port| id(port).starts_with(wanted) && (!is_whole || id(port) == wanted));
+    }
     Ok(ports)
 }
 
@@ -203,18 +210,28 @@ fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
             .with_details("see: cnibox egress ls; a policy begins with an ADD of the plugin egress")
     };
     let report = ports.pop().ok_or_else(without_policy)?;
+    let owner = report.stored.attachment_id();
+    if let Some(other) = ports.iter().find(|port| port.stored.attachment_id().id != owner.id) {
+        let ids = format!("{} and {}", owner.id, other.stored.attachment_id().id);
+        return Err(Error::config(format!("\"{id}\" begins the ids of several containers"))
+            .with_details(format!("write more of it: {ids}")));
+    }
     if !ports.is_empty() {
         return Err(Error::config(format!(
             "container \"{id}\" has several interfaces with a policy"
         ))
         .with_details("add --interface, or --network"));
     }
-    let policy = source::read_policy(Path::new(&line.words[0]))?;
-    let owner = report.stored.attachment_id();
+    let file = &line.words[0];
+    let policy = source::read_policy(Path::new(file))?;
     let _lock = egress::lock_policy(owner)?;
     // Meanwhile it may have been detached, or attached again.
     let stored: EgressPart = egress::RECORDS.read_content(owner).ok_or_else(without_policy)?;
-    let mut port = EgressPart { policies: vec![policy], ..stored.clone() };
+    for idle in find_idle_entries(&policy, &stored.scene(), usize::MAX)? {
+        warn!("{idle}");
+    }
+    let added = stored.policies_of_add().clone();
+    let mut port = EgressPart { policies: vec![policy], added, ..stored.clone() };
     port.replaces(&stored);
     let compiled = port.compile()?;
     let program = port.guard_program(&compiled)?;
@@ -235,5 +252,6 @@ fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
     guard::put_guard_at(&host, &end, &place, program, SINK).context(|| "replace the filter")?;
     egress::add_port(&filter, owner, &port, &compiled)?;
     undo.commit();
-    Ok(ExitCode::SUCCESS)
+    let AttachmentId { network, id, ifname } = owner;
+    print_text(&format!("{network} {id} {ifname}: the policy is that of {file}\n"))
 }

@@ -4,6 +4,7 @@
 mod checksums;
 mod flush;
 mod lifecycle;
+mod mistakes;
 mod sources;
 mod tool;
 mod traffic;

@@ -226,12 +226,12 @@ fn plugins_in_the_wrong_position_are_reported() {
             r#"warning: plugin 2 "tuning": the machine behind "tc-redirect-tap" keeps the MTU and the MAC from before; put "tuning" before "tc-redirect-tap""#,
         ),
         (
-            json!([with(&json!({})), {"type": "egress", "serve": []}, {"type": "egress", "serve": []}]),
+            json!([with(&json!({})), {"type": "egress", "policy": "deny", "serve": []}, {"type": "egress", "policy": "deny", "serve": []}]),
             "type",
-            r#"warning: plugin 2 "egress": it replaces the policy of the "egress" before it; write one policy that allows what both allow"#,
+            r#"error: plugin 2 "egress": there is an "egress" before it, and ADD refuses a second policy; write one policy that allows what both allow"#,
         ),
         (
-            json!([with(&json!({})), {"type": "egress", "serve": []}, {"type": "tuning", "mac": "02:00:00:00:00:01"}]),
+            json!([with(&json!({})), {"type": "egress", "policy": "deny", "serve": []}, {"type": "tuning", "mac": "02:00:00:00:00:01"}]),
             "mac",
             r#"warning: plugin 2 "tuning": the policy of "egress" is for the MAC address before tuning changes it; put "tuning" before "egress""#,
         ),

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `policy.rs` | the syntax of policies |
 //! | `source.rs` | the places of policies |
+//! | `lint.rs` | entries that do not do what they say |
 //! | `compile.rs` | ranges of addresses and services that policies allow |
 //! | `table.rs` | the tables of `nf_tables` |
 //! | `objects.rs` | the chains and sets of a policy, which containers with equal policies share |
@@ -12,6 +13,7 @@
 
 pub mod compile;
 pub mod guard;
+pub mod lint;
 mod objects;
 pub mod policy;
 pub mod report;
@@ -108,6 +110,9 @@ pub struct EgressPart {
     pub published: Vec<String>,
     /// All of these policies must allow a packet.
     pub policies: Vec<EgressPolicy>,
+    /// The policies of ADD, if `cnibox egress set` has replaced them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub added: Vec<EgressPolicy>,
     /// The ports of earlier ADDs of this attachment that differ from this one. Their elements and
     /// policies are deleted once this port is in force, or by DEL if the ADD is killed before.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -125,15 +130,25 @@ impl EgressPart {
         self.replaced = earlier;
     }
 
+    /// The policies that ADD has put in force.
+    pub fn policies_of_add(&self) -> &Vec<EgressPolicy> {
+        if self.added.is_empty() { &self.policies } else { &self.added }
+    }
+
     fn replaced_chains(&self) -> HashSet<PolicyChain> {
         let compiled = self.replaced.iter().filter_map(|port| Some((port, port.compile().ok()?)));
         let objects = compiled.flat_map(|(port, compiled)| port.objects(&compiled));
         objects.map(|policy| (policy.table, policy.chain)).collect()
     }
 
+    /// What the words of the policies mean.
+    pub fn scene(&self) -> PolicyScene<'_> {
+        PolicyScene { on_link: &self.on_link, name_servers: &self.name_servers }
+    }
+
     /// The traffic that all policies allow.
     pub fn compile(&self) -> Result<CompiledPolicy> {
-        let scene = PolicyScene { on_link: &self.on_link, name_servers: &self.name_servers };
+        let scene = self.scene();
         let all = self.policies.iter().map(|policy| policy.compile(&scene));
         let all: Vec<CompiledPolicy> = all.collect::<Result<_>>()?;
         let mut compiled =

@@ -1,5 +1,6 @@
 //! Where policies come from: files, and the names of files in `CNI_ARGS`.
 
+use std::iter;
 use std::path::Path;
 
 use super::policy::EgressPolicy;
@@ -7,7 +8,9 @@ use crate::files::trust;
 use cni::error::{Error, ErrorContext, Result};
 use cni::files;
 use cni::json::Json;
-use cni::json::keys::DecodedKeys;
+use cni::json::keys::{DecodedKeys, is_comment};
+use cni::json::place::{JsonPathStep, JsonValuePath};
+use cni::names::nearest_word;
 
 /// The key of `CNI_ARGS` with the name of a policy.
 const POLICY_NAME: &str = "EGRESS_POLICY";
@@ -15,38 +18,83 @@ const POLICY_NAME: &str = "EGRESS_POLICY";
 /// The maximum size of the file of a policy in bytes.
 const LARGEST_POLICY: usize = 1 << 20;
 
-/// Fails if the value has keys other than those of `keys`: `port` in place of `ports` would allow
-/// all ports. `of` names the value.
-pub fn require_keys(json: &Json, keys: fn() -> DecodedKeys, of: &str) -> Result<()> {
-    if has_null(json) {
-        let remedy = "write a value, or leave the key out: without \"ports\" all services are \
-                      meant, with [] none";
-        return Err(Error::config(format!("a value in {of} is null")).with_details(remedy));
-    }
-    match keys().find_unknown_keys(json).first() {
-        None => Ok(()),
-        Some((place, known)) => Err(Error::config(format!("unknown key {place} in {of}"))
-            .with_details(format!("the keys are: {}", known.join(", ")))),
+/// Fails at the first key that is not one of `keys`, is repeated, or whose value is null. An unknown
+/// key may be a misspelled one, and `port` in place of `ports` would allow all ports; of repeated
+/// keys the last one counts; null means an absent key elsewhere, in a policy it would mean
+/// everything. `place` is that of the value.
+pub fn require_keys(json: &Json, keys: &DecodedKeys, place: &JsonValuePath) -> Result<()> {
+    match (json, keys) {
+        (Json::Null, _) => {
+            let remedy = "write a value, or leave the key out: without \"ports\" all services are \
+                          meant, with [] none";
+            Err(Error::config(format!("{place} is null")).with_details(remedy))
+        }
+        (Json::Object(members), DecodedKeys::Fields(_)) => {
+            for (at, (name, value)) in members.iter().enumerate() {
+                if is_comment(name) {
+                    continue;
+                }
+                let Some(known) = keys.member_keys(name) else {
+                    return Err(unknown_key_error(name, place, keys));
+                };
+                require_unrepeated(members, at, place)?;
+                require_keys(value, known, &place.join_step(JsonPathStep::Key(name.clone())))?;
+            }
+            Ok(())
+        }
+        (Json::Array(items), _) => {
+            let keys = if let DecodedKeys::Items(keys) = keys { keys } else { &DecodedKeys::Any };
+            for (at, item) in items.iter().enumerate() {
+                if item.as_str().is_none() {
+                    require_keys(item, keys, &place.join_step(JsonPathStep::Index(at)))?;
+                }
+            }
+            Ok(())
+        }
+        _ => Ok(()),
     }
 }
 
-/// Whether a value at any depth is null: elsewhere that means an absent key, in a policy it would
-/// mean everything.
-pub fn has_null(json: &Json) -> bool {
-    match json {
-        Json::Null => true,
-        Json::Array(items) => items.iter().any(has_null),
-        Json::Object(members) => members.iter().any(|(_, value)| has_null(value)),
-        _ => false,
+/// The error of a key in the object at `place`, which has the keys `known`.
+pub fn unknown_key_error(name: &str, place: &JsonValuePath, known: &DecodedKeys) -> Error {
+    let known: Vec<_> = known.field_names().collect();
+    key_error(format!("unknown key \"{name}\""), place)
+        .with_details(format!("the keys are: {}", known.join(", ")))
+}
+
+/// Fails if the member of the object at `place` has the key of an earlier one.
+pub fn require_unrepeated(
+    members: &[(String, Json)],
+    at: usize,
+    place: &JsonValuePath,
+) -> Result<()> {
+    let (name, _) = &members[at];
+    if members[..at].iter().any(|(earlier, _)| earlier.eq_ignore_ascii_case(name)) {
+        let error = key_error(format!("repeated key \"{name}\""), place);
+        return Err(error.with_details("only the last one would count: write it once"));
     }
+    Ok(())
+}
+
+/// The error of a key in the object at `place`.
+pub fn key_error(problem: String, place: &JsonValuePath) -> Error {
+    let place = place.to_string();
+    Error::config(if place.is_empty() { problem } else { format!("{problem} in {place}") })
+}
+
+/// Whether a key is, or probably was meant to be, that of a policy, such as `EGRESS_POLICY` or
+/// `egressPolicies`.
+pub fn resembles_policy_key(name: &str) -> bool {
+    let mut letters = name.to_ascii_lowercase();
+    letters.retain(|letter| letter.is_ascii_alphanumeric());
+    letters == "egress"
+        || letters.starts_with("egresspol")
+        || nearest_word(&letters, iter::once("egresspolicy")).is_some()
 }
 
 /// The policy that `CNI_ARGS` names: a file in `directory`. Keys of other plugins are ignored.
 pub fn named_policy(args: &str, directory: &Path) -> Result<Option<EgressPolicy>> {
-    let mut pairs = args.split(';').filter_map(|pair| pair.split_once('='));
-    let Some((_, name)) = pairs.find(|(key, name)| *key == POLICY_NAME && !name.is_empty()) else {
-        return Ok(None);
-    };
+    let Some(name) = policy_name(args)? else { return Ok(None) };
     let refuse = |why: &str, remedy: &str| {
         Err(Error::config(format!("ARGS: {POLICY_NAME}={name}: {why}")).with_details(remedy))
     };
@@ -67,14 +115,37 @@ pub fn named_policy(args: &str, directory: &Path) -> Result<Option<EgressPolicy>
     read_policy(&trust::resolve_policy_file(directory, &format!("{name}.json"))?).map(Some)
 }
 
+/// The name of a policy in `CNI_ARGS`.
+fn policy_name(args: &str) -> Result<Option<&str>> {
+    let mut found = None;
+    for (key, name) in args.split(';').filter_map(|pair| pair.split_once('=')) {
+        if key != POLICY_NAME && resembles_policy_key(key) {
+            return Err(Error::config(format!("ARGS: unknown key {key}"))
+                .with_details(format!("write {POLICY_NAME}")));
+        }
+        if key != POLICY_NAME || name.is_empty() {
+            continue;
+        }
+        if let Some(other) = found.replace(name).filter(|other| *other != name) {
+            return Err(Error::config(format!(
+                "ARGS: {POLICY_NAME} is \"{other}\" and \"{name}\""
+            ))
+            .with_details("write one policy that allows what both allow, and name it"));
+        }
+    }
+    Ok(found)
+}
+
 pub fn read_policy(path: &Path) -> Result<EgressPolicy> {
     let of = format!("policy \"{}\"", path.display());
     let read = files::read_regular_file(path, LARGEST_POLICY);
     let bytes =
         read.map_err(|error| Error::config(format!("read {of}: {}", cni::error::io_text(&error))))?;
-    let json = Json::parse(&bytes).context(|| of.clone())?;
-    require_keys(&json, DecodedKeys::of_type::<EgressPolicy>, &of)?;
-    json.decode().context(|| of.clone())
+    let decode = |json: Json| {
+        require_keys(&json, &DecodedKeys::of_type::<EgressPolicy>(), &JsonValuePath::default())?;
+        json.decode()
+    };
+    Json::parse(&bytes).and_then(decode).context(|| of)
 }
 
 #[cfg(test)]
@@ -95,13 +166,36 @@ mod tests {
             (policy.policy.as_str(), policy.allow[0].to[0].as_str()),
             ("deny", "10.0.0.0/8")
         );
-        std::fs::write(&path, r#"{"allow":[{"to":["10.0.0.0/8"],"port":["tcp/443"]}]}"#).unwrap();
-        let error = read_policy(&path).unwrap_err();
-        let expected = format!("unknown key allow[0].port in policy \"{}\"", path.display());
-        assert_eq!(
-            (error.message(), error.details()),
-            (expected.as_str(), "the keys are: to, ports")
-        );
+        for (text, problem, remedy) in [
+            (
+                r#"{"allow":[{"to":["10.0.0.0/8"],"port":["tcp/443"]}]}"#,
+                "unknown key \"port\" in allow[0]",
+                "the keys are: to, ports",
+            ),
+            (
+                r#"{"alow":[]}"#,
+                "unknown key \"alow\"",
+                "the keys are: policy, allow, deny, profile, serve",
+            ),
+            (
+                r#"{"deny":[],"comment":"x","Deny":[]}"#,
+                "repeated key \"Deny\"",
+                "only the last one would count: write it once",
+            ),
+            (
+                r#"{"deny":[{"to":["10.0.0.0/8"]},{"to":[],"to":["192.0.2.0/24"]}]}"#,
+                "repeated key \"to\" in deny[1]",
+                "only the last one would count: write it once",
+            ),
+            (r#"{"deny":[{"to":["10.0.0.0/8",null]}]}"#, "deny[0].to[1] is null", "write a value"),
+            (r#"{"profile":null}"#, "profile is null", "write a value"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = read_policy(&path).unwrap_err();
+            let expected = format!("policy \"{}\": {problem}", path.display());
+            assert_eq!(error.message(), expected);
+            assert!(error.details().starts_with(remedy), "{error}");
+        }
     }
 
     #[test]
@@ -109,7 +203,17 @@ mod tests {
         let named =
             |args, dir| named_policy(args, Path::new(dir)).map_err(|e| e.message().to_owned());
         assert_eq!(named("K8S_POD_NAME=x;EGRESS_POLICY=", "/etc/cni/p"), Ok(None));
+        let far = "K8S_POD_NAMESPACE=egress;POLICY=b;EGRESS_POLICY=;EGRESS_RATE=7";
+        assert_eq!(named(far, "/etc/cni/p"), Ok(None));
         for (args, dir, why) in [
+            (
+                "EGRESS_POLICY=a;IgnoreUnknown=1;EGRESS_POLICY=b",
+                "/etc/cni/p",
+                "ARGS: EGRESS_POLICY is \"a\" and \"b\"",
+            ),
+            ("EGRES_POLICY=a", "/etc/cni/p", "ARGS: unknown key EGRES_POLICY"),
+            ("egress_policy=a", "/etc/cni/p", "ARGS: unknown key egress_policy"),
+            (" EGRESS_POLICY=a", "/etc/cni/p", "ARGS: unknown key  EGRESS_POLICY"),
             ("EGRESS_POLICY=a", "", "ARGS: EGRESS_POLICY=a: there is no directory of policies"),
             (
                 "EGRESS_POLICY=../a",

@@ -10,13 +10,6 @@ pub(super) fn mistake_error(problem: impl Into<String>, remedy: impl Into<String
     Error::config(problem).with_details(remedy)
 }
 
-/// Whether a key is a comment, which no program is expected to read.
-pub(super) fn is_comment(key: &str) -> bool {
-    const WORDS: [&str; 5] = ["comment", "comments", "description", "documentation", "$schema"];
-    let marked = ["_", "//", "#"].iter().any(|mark| key.starts_with(mark));
-    marked || WORDS.iter().any(|word| word.eq_ignore_ascii_case(key))
-}
-
 /// The remedy for a key that is not read, in an object in which the keys `known` are read.
 pub(super) fn unread_key_remedy(key: &str, known: &[&str]) -> String {
     if let Some(near) = nearest_word(key, known.iter().copied()) {
@@ -54,14 +47,6 @@ pub(super) fn keys_above_cni(conf: &Json) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn keys_that_are_comments_are_recognised() {
-        for key in ["_note", "//", "// why", "#", "Comment", "Documentation", "$schema"] {
-            assert!(is_comment(key), "{key}");
-        }
-        assert!(!is_comment("commentary") && !is_comment("mtu"));
-    }
 
     #[test]
     fn an_unknown_key_gets_a_suggestion() {

@@ -10,31 +10,15 @@ use crate::framework::call::{PluginCall, PluginCaller, PluginFunction};
 use crate::framework::{AppletKind, AppletTable, BuiltinPlugin, ConfigRemarks};
 use cni::error::{Error, ErrorContext, Result};
 use cni::files;
-use cni::json::Json;
-use cni::json::keys::DecodedKeys;
+use cni::json::keys::{DecodedKeys, is_comment};
 use cni::json::place::{JsonPathStep, JsonValuePath, TextPosition};
+use cni::json::{Json, encode_compact};
 use cni::names::nearest_word;
 use cni::plugin::CallEnvironment;
 use cni::plugin::CniVerb;
 use cni::runtime::is_list_file;
 use cni::runtime::{MAX_CONF_BYTES, NetworkList, PluginConfig};
 use cni::{NetworkName, SpecVersion, version};
-
-/// The keys of a list (CNI specification, section 1). Runtimes match them exactly, including upper
-/// and lower case.
-const LIST_KEYS: [&str; 7] = [
-    "cniVersion",
-    "cniVersions",
-    "disableCheck",
-    "disableGC",
-    "loadOnlyInlinedPlugins",
-    "name",
-    "plugins",
-];
-
-/// Members of a plugin's configuration that are open to any plugin, or come from the runtime: their
-/// content is not checked.
-const OPEN: [&str; 5] = ["args", "capabilities", "ipam", "prevResult", "runtimeConfig"];
 
 /// The configuration of a network, with its findings.
 pub(super) struct LintedNetwork<'a> {
@@ -56,6 +40,8 @@ pub(super) struct LintedNetwork<'a> {
 struct LintedPlugin<'a> {
     list: &'a NetworkList,
     conf: &'a PluginConfig,
+    /// The configuration as it is written, with repeated keys.
+    written: &'a Json,
     /// The place in the file; absent if the plugin comes from a file in the directory beside it.
     place: Option<JsonValuePath>,
     /// The plugin's name in messages.
@@ -112,7 +98,7 @@ impl LintedNetwork<'_> {
         name.clone_into(&mut self.name);
         if let (true, Json::Object(members)) = (is_list, &json) {
             let names = members.iter().map(|(name, _)| name.as_str());
-            for name in names.filter(|name| !LIST_KEYS.contains(name)) {
+            for name in names.filter(|name| !NetworkList::KEYS.contains(name)) {
                 self.examine_list_key(name, &json);
             }
         }
@@ -124,15 +110,16 @@ impl LintedNetwork<'_> {
         self.examine_version(&list);
         let plugins = json.get_present_member("plugins").filter(|_| is_list);
         for (i, conf) in list.plugins.iter().enumerate() {
-            let place = match plugins {
-                None => Some(JsonValuePath::default()),
+            let (place, written) = match plugins {
+                None => (Some(JsonValuePath::default()), conf.json()),
                 Some(Json::Array(items)) if i < items.len() => {
-                    Some(JsonValuePath::root_member("plugins").join_step(JsonPathStep::Index(i)))
+                    let place = JsonValuePath::root_member("plugins");
+                    (Some(place.join_step(JsonPathStep::Index(i))), &items[i])
                 }
-                Some(_) => None,
+                Some(_) => (None, conf.json()),
             };
             let title = format!("plugin {i} \"{}\"", conf.plugin_type);
-            let part = LintedPlugin { list: &list, conf, place, title };
+            let part = LintedPlugin { list: &list, conf, written, place, title };
             self.examine_plugin(&part, &list.plugins[..i]);
         }
         Ok(())
@@ -150,7 +137,7 @@ impl LintedNetwork<'_> {
         let plugins = types.filter_map(|name| self.table.find_plugin(name.as_str()?));
         let place = JsonValuePath::root_member(name);
         if plugins.clone().any(|plugin| (plugin.keys)().member_keys(name).is_some())
-            || OPEN.contains(&name)
+            || PluginConfig::OPEN_KEYS.contains(&name)
         {
             let problem = format!("list: \"{name}\" beside \"plugins\" is not read");
             let error = mistake_error(
@@ -159,8 +146,8 @@ impl LintedNetwork<'_> {
             );
             let position = self.find_position(&place);
             self.findings.push(self.new_finding(Severity::Warning, position, error));
-        } else if nearest_word(name, LIST_KEYS.iter().copied()).is_some() {
-            self.report_unknown_key("list", &place, &LIST_KEYS);
+        } else if nearest_word(name, NetworkList::KEYS.iter().copied()).is_some() {
+            self.report_unknown_key("list", &place, &NetworkList::KEYS);
         }
     }
 
@@ -197,10 +184,7 @@ impl LintedNetwork<'_> {
             return;
         }
         let ipam = self.examine_ipam_type(part);
-        let mut keys = OPEN.iter().fold(PluginConfig::common_keys(), |keys, name| {
-            keys.with_member(name, DecodedKeys::Any)
-        });
-        keys = keys.union_with((plugin.keys)());
+        let mut keys = PluginConfig::common_keys().union_with((plugin.keys)());
         if let Some(ipam) = ipam {
             keys = keys.union_with((ipam.keys)());
         }
@@ -234,7 +218,8 @@ impl LintedNetwork<'_> {
             |name: &str| self.table.find_applet(name).map_or(AppletKind::Interface, |a| a.kind);
         let names = before.iter().map(|conf| conf.plugin_type.as_str());
         let mut creators = names.filter(|name| kind_of(name) == AppletKind::Interface);
-        let may_follow = ["ipvlan", "loopback"].contains(&part.conf.plugin_type.as_str());
+        let name = &part.conf.plugin_type;
+        let may_follow = ["ipvlan", "loopback"].contains(&name.as_str());
         let (severity, problem, remedy) = match kind {
             AppletKind::Ipam => (
                 Severity::Error,
@@ -246,6 +231,15 @@ impl LintedNetwork<'_> {
                 "it needs a plugin before it that creates an interface",
                 "move it behind that plugin",
             ),
+            AppletKind::Chained
+                if name == "egress" && before.iter().any(|conf| conf.plugin_type == *name) =>
+            {
+                (
+                    Severity::Error,
+                    "there is an \"egress\" before it, and ADD refuses a second policy",
+                    "write one policy that allows what both allow",
+                )
+            }
             AppletKind::Interface
                 if !may_follow
                     && creators.any(|name| {
@@ -297,7 +291,8 @@ impl LintedNetwork<'_> {
     /// Reports keys and capabilities that neither the plugin nor its IPAM plugin reads.
     fn report_unread_keys(&mut self, part: &LintedPlugin<'_>, known: &DecodedKeys, own_ipam: bool) {
         for (below, names) in known.find_unknown_keys(part.conf.json()) {
-            let is_open = below.first_key().is_some_and(|first| OPEN.contains(&first));
+            let is_open =
+                below.first_key().is_some_and(|first| PluginConfig::OPEN_KEYS.contains(&first));
             if (!is_open || (own_ipam && below.first_key() == Some("ipam")))
                 && let Some(place) = &part.place
             {
@@ -318,7 +313,10 @@ impl LintedNetwork<'_> {
         for (capability, _) in part.conf.capabilities.iter().filter(|(_, wanted)| **wanted) {
             if !runtime.contains(&capability.as_str()) {
                 let problem = format!("unused capability \"{capability}\"");
-                let own: Vec<_> = known.field_names().filter(|key| !OPEN.contains(key)).collect();
+                let own: Vec<_> = known
+                    .field_names()
+                    .filter(|key| !PluginConfig::OPEN_KEYS.contains(key))
+                    .collect();
                 let error =
                     mistake_error(problem, keys::capability_remedy(capability, &runtime, &own));
                 self.report_mistake(Severity::Warning, part, "capabilities", error);
@@ -328,7 +326,7 @@ impl LintedNetwork<'_> {
 
     fn report_unknown_key(&mut self, owner: &str, place: &JsonValuePath, names: &[&str]) {
         let key = place.last_key().unwrap_or_default();
-        if keys::is_comment(key) {
+        if is_comment(key) {
             return;
         }
         let problem = format!("{owner}: unknown key \"{key}\"");
@@ -356,11 +354,28 @@ impl LintedNetwork<'_> {
             }
             self.subnets.extend(remarks.subnets);
             if let Err(error) = examined {
-                self.report_plugin_error(Severity::Error, part, error);
+                self.report_refusal(part, error);
                 is_sound = false;
             }
         }
         is_sound
+    }
+
+    /// Reports an error that ADD will have, in place of the warning of an unread key if it is
+    /// about that key.
+    fn report_refusal(&mut self, part: &LintedPlugin<'_>, error: Error) {
+        let refused = error.clone().context(&part.title);
+        let warned = self.findings.iter_mut().find(|finding| {
+            finding.severity == Severity::Warning
+                && refused.message().starts_with(finding.error.message())
+        });
+        match warned {
+            Some(finding) => {
+                finding.severity = Severity::Error;
+                finding.error = refused;
+            }
+            None => self.report_plugin_error(Severity::Error, part, error),
+        }
     }
 
     fn run_status(&mut self, part: &LintedPlugin<'_>, run: PluginFunction) {
@@ -436,13 +451,15 @@ impl LintedNetwork<'_> {
 }
 
 impl LintedPlugin<'_> {
-    /// The configuration as a runtime sends it.
+    /// The configuration as a runtime sends it, but with repeated keys.
     fn encode_request(&self, version: &str) -> Result<Vec<u8>> {
-        let name = self.list.name.as_str();
-        let mut members =
-            vec![("name".to_owned(), name.into()), ("cniVersion".to_owned(), version.into())];
-        members.retain(|(_, value)| *value != Json::from(""));
-        Ok(self.conf.inject_members(&members)?.bytes().to_vec())
+        let mut request = self.written.clone().with_normalised_numbers();
+        for (key, value) in [("name", self.list.name.as_str()), ("cniVersion", version)] {
+            if !value.is_empty() {
+                request.set_member(key, value.into());
+            }
+        }
+        Ok(encode_compact(&request)?.into_bytes())
     }
 }
 

@@ -29,10 +29,6 @@ pub(super) fn find_conflicts(
         found.extend(mac_key(conf).and_then(|key| Some((key, mac_change_conflict(before)?))));
     }
     let is_behind = |plugin: &str| before.iter().any(|conf| conf.plugin_type == plugin);
-    if conf.plugin_type == "egress" && is_behind("egress") {
-        let msg = "it replaces the policy of the \"egress\" before it";
-        found.push(("type", mistake_error(msg, "write one policy that allows what both allow")));
-    }
     if conf.plugin_type == "tuning" && is_behind("egress") {
         let msg = "the policy of \"egress\" is for the MAC address before tuning changes it";
         found.extend(

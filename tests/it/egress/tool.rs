@@ -3,8 +3,9 @@
 use serde_json::{Value, json};
 
 use super::{FAR, World, list};
+use crate::support::conflist::Attached;
 use crate::support::net::settles;
-use crate::support::node::Node;
+use crate::support::node::{Container, Node};
 use crate::support::parallel::at_once;
 use crate::support::strace::{self, Hits};
 use crate::support::traffic::Place;
@@ -139,11 +140,42 @@ fn set_replaces_the_policy_of_a_running_container() {
     let file = world.node.path("policy.json");
     std::fs::write(&file, json!({"allow": [{"to": ["198.51.100.0/24"]}]}).to_string()).unwrap();
     let file = file.display().to_string();
-    world.node.tool("egress", &["set", "--container", "c1", &file]).ok();
+    let set = |id: &str| world.node.tool("egress", &["set", "--container", id, &file]);
+    assert_eq!(set("c").printed(), format!("net c1 eth0: the policy is that of {file}\n"));
     assert!(!world.reaches(&world.outside, FAR[0], 9) && world.reaches(&world.outside, FAR[1], 9));
     list(&world.node, "bridge", &json!({})).check(&world.attached(), &world.result).unwrap();
-    let outcome = world.node.tool("egress", &["set", "--container", "c9", &file]).run();
+    let outcome = set("c9").run();
     assert!(outcome.stderr.contains("container \"c9\" has no egress policy"), "{outcome:?}");
     let outcome = world.node.tool("egress", &["set", &file]).run();
     assert_eq!(outcome.status, Some(2), "{outcome:?}");
+    std::fs::write(&file, r#"{"allow": [{"to": []}]}"#).unwrap();
+    let outcome = set("c1").run();
+    let closes = "allow[0] without \"to\" allows nothing";
+    assert!(outcome.status == Some(0) && outcome.stderr.contains(closes), "{outcome:?}");
+}
+
+#[test]
+fn the_beginning_of_an_id_selects_one_container() {
+    let node = Node::new();
+    let list = list(&node, "bridge", &json!({"policy": "allow"}));
+    let file = node.path("policy.json").display().to_string();
+    std::fs::write(&file, r#"{"policy": "deny"}"#).unwrap();
+    let set = |id: &str| node.tool("egress", &["set", "--container", id, &file]);
+    let containers = ["4f1c00", "4f1c07", "4f1c0"].map(|id| (id, Container::new()));
+    for (id, container) in &containers {
+        list.add(&Attached::new(id, &container.path())).unwrap();
+    }
+    let outcome = set("4f1c").run();
+    assert_eq!(outcome.status, Some(1));
+    let several = "\"4f1c\" begins the ids of several containers; write more of it: 4f1c0";
+    assert!(outcome.stderr.contains(several), "{outcome:?}");
+    for (id, whole) in [("4f1c07", "4f1c07"), ("4f1c0", "4f1c0")] {
+        assert!(set(id).printed().starts_with(&format!("net {whole} eth0: ")));
+    }
+    let selected = |id: &str| {
+        let listed: Value =
+            serde_json::from_str(&listed(&node, &["--container", id, "--json"])).unwrap();
+        listed.as_array().unwrap().len()
+    };
+    assert_eq!((selected("4f1c0"), selected("4f1c00"), selected("4f")), (1, 1, 3));
 }

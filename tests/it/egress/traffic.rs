@@ -240,11 +240,12 @@ fn containers_without_a_policy_are_not_affected() {
 }
 
 #[test]
-fn a_second_add_replaces_the_policy() {
+fn an_add_after_del_has_its_own_policy() {
     let world = World::new("bridge", &json!({"allow": [{"to": ["192.0.2.0/24"]}]}));
     let other = json!({"allow": [{"to": ["198.51.100.0/24"]}]});
     let list = list(&world.node, "bridge", &other);
     assert!(world.reaches(&world.outside, FAR[0], 9) && !world.reaches(&world.outside, FAR[1], 9));
+    list.call("DEL", &world.attached(), 1, Some(&world.result)).ok();
     list.call("ADD", &world.attached(), 1, Some(&world.result)).result();
     assert!(!world.reaches(&world.outside, FAR[0], 9) && world.reaches(&world.outside, FAR[1], 9));
     let table = world.node.sh("nft list table inet cnibox_egress");

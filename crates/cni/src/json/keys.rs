@@ -98,6 +98,13 @@ impl DecodedKeys {
     }
 }
 
+/// Whether a key is a comment, which no program is expected to read.
+pub fn is_comment(key: &str) -> bool {
+    const WORDS: [&str; 5] = ["comment", "comments", "description", "documentation", "$schema"];
+    let marked = ["_", "//", "#"].iter().any(|mark| key.starts_with(mark));
+    marked || WORDS.iter().any(|word| word.eq_ignore_ascii_case(key))
+}
+
 /// The largest depth of nested lists, as in host-local's `ranges`.
 const DEEPEST: usize = 2;
 
@@ -167,6 +174,14 @@ mod tests {
     fn unknown(keys: &DecodedKeys, text: &str) -> Vec<String> {
         let json = Json::parse(text.as_bytes()).unwrap();
         keys.find_unknown_keys(&json).iter().map(|(place, _)| place.to_string()).collect()
+    }
+
+    #[test]
+    fn keys_that_are_comments_are_recognised() {
+        for key in ["_note", "//", "// why", "#", "Comment", "Documentation", "$schema"] {
+            assert!(is_comment(key), "{key}");
+        }
+        assert!(!is_comment("commentary") && !is_comment("mtu"));
     }
 
     #[test]

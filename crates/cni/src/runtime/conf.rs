@@ -122,10 +122,18 @@ impl PluginConfig {
         })
     }
 
-    /// The common keys of all plugins.
+    /// Members that are open to any plugin, or come from the runtime: their content is not known.
+    #[doc(hidden)]
+    pub const OPEN_KEYS: [&str; 5] =
+        ["args", "capabilities", "ipam", "prevResult", "runtimeConfig"];
+
+    /// The keys that the configuration of every plugin may have, with the open ones.
     #[doc(hidden)]
     pub fn common_keys() -> DecodedKeys {
-        DecodedKeys::of_type::<CommonPluginKeys>()
+        let common = DecodedKeys::of_type::<CommonPluginKeys>();
+        PluginConfig::OPEN_KEYS
+            .iter()
+            .fold(common, |keys, name| keys.with_member(name, DecodedKeys::Any))
     }
 
     /// The document.

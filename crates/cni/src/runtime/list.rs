@@ -31,6 +31,19 @@ pub struct NetworkList {
 }
 
 impl NetworkList {
+    /// The keys of a list (CNI specification, section 1). Runtimes match them exactly, including
+    /// upper and lower case.
+    #[doc(hidden)]
+    pub const KEYS: [&str; 7] = [
+        "cniVersion",
+        "cniVersions",
+        "disableCheck",
+        "disableGC",
+        "loadOnlyInlinedPlugins",
+        "name",
+        "plugins",
+    ];
+
     /// Parses a list. Keys of the top level are case-sensitive; unknown keys stay in the bytes but
     /// are passed to no plugin. Plugins in a directory are not read.
     ///
