@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::list;
 use crate::support::conflist::{Attached, Conflist};
 use crate::support::net::merged;
-use crate::support::node::{Container, Node};
+use crate::support::node::{Container, Node, eventually};
 use crate::support::snapshot::assert_unchanged;
 
 /// A container on a bridge, before ADD of egress.
@@ -309,6 +309,7 @@ fn another_policy_after_a_lost_del_is_accepted() {
     other.check(&at, &result).unwrap();
     // The same in a new namespace.
     drop(container);
+    eventually("the pair is deleted", || !node.sh("ip -br link").contains("vpod"));
     let container = Container::new();
     at.netns = container.path();
     let result = first.add(&at).unwrap();
@@ -327,7 +328,7 @@ fn add_warns_of_entries_that_decide_nothing() {
         ),
         (
             json!({"profile": "sandbox", "allow": [{"to": ["10.1.2.0/24"]}]}),
-            r#"allow[0].to[0] "10.1.2.0/24" allows nothing"#,
+            r#"allow[0].to[0] "10.1.2.0/24" opens none of the containers there"#,
         ),
         (
             json!({"allow": [{"ports": ["tcp/443"]}]}),
