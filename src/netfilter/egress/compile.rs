@@ -111,6 +111,13 @@ impl AllowedTraffic {
         self.v4.is_empty() && self.v6.is_empty()
     }
 
+    /// The number of pairs of an address range and a service range; and the largest number of
+    /// service ranges of an address range.
+    pub fn count_pairs(&self) -> (usize, usize) {
+        let counts = self.v4.iter().chain(&self.v6).map(|range| range.services.len());
+        (counts.clone().sum(), counts.max().unwrap_or_default())
+    }
+
     /// All numbers, with the lengths of the lists: equal for equal traffic only.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();

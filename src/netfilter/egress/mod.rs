@@ -156,6 +156,7 @@ impl EgressPart {
         let published: Vec<ServiceRange> =
             self.published.iter().map(|text| policy::parse_service(text)).collect::<Result<_>>()?;
         compiled.served = merge_services([compiled.served, published].concat());
+        compiled.require_bounded()?;
         Ok(compiled)
     }
 

@@ -15,6 +15,12 @@ use cni::error::{Error, ErrorContext, Result};
 /// The largest number of networks in the entries of a policy.
 const MOST_NETWORKS: usize = 1024;
 
+/// The largest number of pairs of a network and a range of ports in a policy, and of such ranges
+/// for a network. The kernel builds a set of all pairs while no other program can change
+/// `nf_tables`, for longer than in proportion to these numbers.
+const MOST_PAIRS: usize = 2048;
+const MOST_SERVICES: usize = 256;
+
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
@@ -254,6 +260,24 @@ impl PolicyEntry {
 }
 
 impl CompiledPolicy {
+    /// Fails if the kernel would need long to put the policy in force.
+    pub fn require_bounded(&self) -> Result<()> {
+        for traffic in [&self.routed, &self.host, &self.neighbours] {
+            let (pairs, services) = traffic.count_pairs();
+            for (count, most, what, remedy) in [
+                (services, MOST_SERVICES, "ranges of ports for a network", "larger ranges"),
+                (pairs, MOST_PAIRS, "pairs of a network and a range of ports", "larger networks"),
+            ] {
+                if count > most {
+                    let problem = format!("the egress policy has {count} {what}");
+                    let remedy = format!("{most} are possible: write {remedy} instead of parts");
+                    return Err(Error::config(problem).with_details(remedy));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The policy of a container that has two policies: both must allow what it sends, and it
     /// serves what both serve.
     #[must_use]

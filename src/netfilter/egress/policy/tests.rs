@@ -586,3 +586,24 @@ fn services_are_named_as_they_are_written() {
         assert_eq!(service_name(parse_service(text).unwrap().first), text);
     }
 }
+
+#[test]
+fn networks_and_ports_are_bounded_together() {
+    let bounded = |networks: usize, ports: usize| {
+        let to = (0..networks).map(|n| format!("20.0.{}.{}", n >> 7, n * 2 & 255)).collect();
+        let ports = Some((0..ports).map(|n| format!("tcp/{}", 2 * n + 1)).collect());
+        let allow = vec![PolicyEntry { to, ports }];
+        let policies = vec![EgressPolicy { allow, ..EgressPolicy::default() }];
+        let compiled = EgressPart { policies, ..EgressPart::default() }.compile();
+        compiled.map(drop).map_err(|error| error.to_string())
+    };
+    for (networks, ports) in [(512, 4), (8, 256), (45, 45)] {
+        assert_eq!(bounded(networks, ports), Ok(()), "{networks} x {ports}");
+    }
+    let pairs = "the egress policy has 2050 pairs of a network and a range of ports; 2048 are \
+                 possible: write larger networks instead of parts";
+    assert_eq!(bounded(410, 5), Err(pairs.to_owned()));
+    let services = "the egress policy has 257 ranges of ports for a network; 256 are possible: \
+                    write larger ranges instead of parts";
+    assert_eq!(bounded(1, 257), Err(services.to_owned()));
+}
