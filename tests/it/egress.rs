@@ -4,6 +4,7 @@
 mod checksums;
 mod flush;
 mod lifecycle;
+mod skipped;
 mod sources;
 mod tool;
 mod traffic;

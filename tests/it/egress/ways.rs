@@ -37,7 +37,7 @@ fn mac(text: &str) -> Mac {
     octets.try_into().unwrap()
 }
 
-fn mac_of(container: &Container) -> Mac {
+pub(super) fn mac_of(container: &Container) -> Mac {
     mac(container.ip("link show eth0")[0]["address"].as_str().unwrap())
 }
 
@@ -157,9 +157,9 @@ fn arp(operation: u8, from: Mac, from_ip: &str, to: Mac, to_ip: &str) -> Vec<u8>
 const BROADCAST: Mac = [0xff; 6];
 
 /// A way: a name and its frames.
-type Way = (&'static str, Vec<Vec<u8>>);
+pub(super) type Way = (&'static str, Vec<Vec<u8>>);
 
-fn ways(map: &Map) -> Vec<Way> {
+pub(super) fn ways(map: &Map) -> Vec<Way> {
     let ways =
         [routed_ways(map), neighbour_ways(map), wrapped_ways(map), ipv6_ways(map), mixed_ways(map)];
     ways.into_iter().flatten().collect()
@@ -523,7 +523,7 @@ impl Capture {
         Capture(socket)
     }
 
-    fn marked(&self) -> usize {
+    pub(super) fn marked(&self) -> usize {
         self.frames().len()
     }
 
