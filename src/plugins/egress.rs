@@ -9,8 +9,7 @@
 //!
 //! State on the host while the container lives: elements of the tables `inet` and `bridge
 //! cnibox_egress`, and the chain and sets of its policy, which containers with equal policies
-//! share; a filter on the host's end of the pair, which stays after DEL until the pair is deleted,
-//! as the checksum offload of the container's end stays off.
+//! share; a filter on the host's end of the pair, which stays after DEL until the pair is deleted.
 //! Permanently: the tables `inet`, `bridge` and `netdev cnibox_egress`, and the links of the sink
 //! ([`guard`]).
 
@@ -105,13 +104,10 @@ impl Plugin for Egress {
         if former.is_some() {
             egress::require_recorded(owner, &port)?;
         }
-        // Else the kernel writes a word where the container says, behind filter and rules.
-        if inside.netlink.has_checksum_offload(owner.ifname)? {
-            undo.add_step("switch the checksum offload on", || {
-                Ok(inside.netlink.set_checksum_offload(owner.ifname, true)?)
-            });
-            inside.netlink.set_checksum_offload(owner.ifname, false)?;
-        }
+        let was_on = checksums::switch_off(&inside, owner.ifname)?;
+        undo.add_step("restore the checksum offload", move || {
+            checksums::restore(&inside, owner.ifname, was_on)
+        });
         // The filter comes before the rules, because it holds whatever happens to them.
         guard::put_guard_at(host, &end, &place, program, SINK)?;
         egress::add_port(filter, owner, &port, &compiled)?;
@@ -122,9 +118,9 @@ impl Plugin for Egress {
     fn check(cx: &CallContext<'_>, _: &EgressConfig, req: &CheckRequest) -> Result<()> {
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let (host, port) = (cx.host_netlink()?, recorded_port(owner)?);
-        let (inside, end) = connected_end(host, req, &port)?;
+        let end = connected_end(host, req, &port)?;
         require_same_bridge(host, &end, &port)?;
-        checksums::require_no_offload(&inside, owner.ifname, &end.name)?;
+        checksums::require_no_offload(host, req.sandbox.open_netns()?, &end)?;
         if !guard::has_guard(host, &end, &port.guard_program(&port.compile()?)?, SINK)? {
             return Err(Error::internal(format!(
                 "the filter of \"{}\" is missing or was changed",
@@ -144,18 +140,16 @@ impl Plugin for Egress {
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let (host, port) = (cx.host_netlink()?, recorded_port(owner)?);
         // A container that renames its interface, or moves it away, does not prevent the repair.
-        let (inside, end) = match connected_end(host, req, &port) {
-            Ok((inside, end)) => (Some(inside), end),
-            Err(error) => (None, recorded_end(host, owner, &port)?.ok_or(error)?),
-        };
+        let end = connected_end(host, req, &port)
+            .or_else(|error| recorded_end(host, owner, &port)?.ok_or(error))?;
         require_same_bridge(host, &end, &port)?;
         let wanted = port.guard_program(&port.compile()?)?;
         if !guard::has_guard(host, &end, &wanted, SINK).unwrap_or(false) {
             let what = format!("the filter of \"{}\"", end.name);
             repairs.restore_missing(what, || guard::put_guard(host, &end, wanted, SINK));
         }
-        if let Some(inside) = &inside {
-            checksums::repair_offload(inside, owner.ifname, &end.name, repairs);
+        if let Ok(netns) = req.sandbox.open_netns() {
+            checksums::repair_offload(host, netns, &end, repairs);
         }
         Ok(())
     }
@@ -482,24 +476,18 @@ fn recorded_port(owner: AttachmentId<'_>) -> Result<EgressPart> {
     })
 }
 
-/// The container's namespace, and the port of the policy, if it is the other end of the
-/// container's interface.
-fn connected_end<'r>(
-    host: &Netlink,
-    req: &'r CheckRequest,
-    port: &EgressPart,
-) -> Result<(ContainerNetns<'r>, Link)> {
+/// The port of the policy, if it is the other end of the container's interface.
+fn connected_end(host: &Netlink, req: &CheckRequest, port: &EgressPart) -> Result<Link> {
     let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
     let link = inside.require_link(req.ifname.as_str())?;
     let end = peer::find_host_end(host, &inside, &link)?.filter(|end| end.name == port.end);
-    let end = end.ok_or_else(|| {
+    end.ok_or_else(|| {
         Error::internal(format!(
             "interface \"{}\" is no longer connected to port \"{}\"",
             link.name, port.end
         ))
         .with_details("attach the container again")
-    })?;
-    Ok((inside, end))
+    })
 }
 
 /// The port of the policy, if it is the link in the record of the attachment.

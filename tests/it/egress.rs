@@ -5,6 +5,7 @@ mod checksums;
 mod flush;
 mod lifecycle;
 mod mistakes;
+mod skipped;
 mod sources;
 mod tool;
 mod traffic;

@@ -21,7 +21,7 @@ use crate::support::conflist::Attached;
 use crate::support::node::Container;
 use crate::support::tap::{SINGLE, open};
 
-/// Public addresses that become private ones when a word of them is written, as 2600:f::7 does.
+/// Public addresses that become private ones when a word of them is written, as `2600:f::7` does.
 const PUBLIC: &str = "8.8.0.0/16";
 
 const KEYS: fn() -> Value = || {

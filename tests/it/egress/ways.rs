@@ -37,7 +37,7 @@ fn mac(text: &str) -> Mac {
     octets.try_into().unwrap()
 }
 
-fn mac_of(container: &Container) -> Mac {
+pub(super) fn mac_of(container: &Container) -> Mac {
     mac(container.ip("link show eth0")[0]["address"].as_str().unwrap())
 }
 
@@ -161,9 +161,9 @@ const OPEN_NOTHING: [&str; 2] =
     ["TCP, ACK without a connection", "ICMP echo reply without a request"];
 
 /// A way: a name and its frames.
-type Way = (&'static str, Vec<Vec<u8>>);
+pub(super) type Way = (&'static str, Vec<Vec<u8>>);
 
-fn ways(map: &Map) -> Vec<Way> {
+pub(super) fn ways(map: &Map) -> Vec<Way> {
     let ways =
         [routed_ways(map), neighbour_ways(map), wrapped_ways(map), ipv6_ways(map), mixed_ways(map)];
     ways.into_iter().flatten().collect()
@@ -527,7 +527,7 @@ impl Capture {
         Capture(socket)
     }
 
-    fn marked(&self) -> usize {
+    pub(super) fn marked(&self) -> usize {
         self.frames().len()
     }
 
