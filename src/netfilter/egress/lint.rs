@@ -46,8 +46,8 @@ pub fn find_idle_entries(
         let entry = without.deny.remove(at);
         let named = named_by_denial(entry, on_link)?.intersect(&whole);
         if named.routed != AllowedTraffic::default() && without.compile(on_link)? == whole {
-            let remedy = "\"allow\" has longer prefixes, which decide: write networks as long as \
-                          those in \"deny\"";
+            let remedy = "networks of \"allow\" with longer prefixes decide: write them in \
+                          \"deny\", too";
             idle.push(Error::config(format!("deny[{at}] refuses nothing")).with_details(remedy));
         }
     }
@@ -175,11 +175,11 @@ mod tests {
             ),
             (
                 r#"{"allow":[{"to":["10.0.0.0/8"]}],"deny":[{"ports":["tcp/25"]}]}"#,
-                &["deny[0] refuses nothing; \"allow\" has longer prefixes"],
+                &["deny[0] refuses nothing; networks of \"allow\" with longer"],
             ),
             (
                 r#"{"policy":"allow","allow":[{"to":["192.0.2.0/25","192.0.2.128/25"]}],"deny":[{"to":["192.0.2.0/24"]}]}"#,
-                &["deny[0] refuses nothing; \"allow\" has longer prefixes"],
+                &["deny[0] refuses nothing; networks of \"allow\" with longer"],
             ),
         ] {
             let found = idle(json);

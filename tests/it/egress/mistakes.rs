@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::list;
 use crate::support::conflist::{Attached, Conflist};
 use crate::support::net::merged;
-use crate::support::node::{Container, Node};
+use crate::support::node::{Container, Node, eventually};
 use crate::support::snapshot::assert_unchanged;
 
 /// A container on a bridge, before ADD of egress.
@@ -309,6 +309,7 @@ fn another_policy_after_a_lost_del_is_accepted() {
     other.check(&at, &result).unwrap();
     // The same in a new namespace.
     drop(container);
+    eventually("the pair is deleted", || !node.sh("ip -br link").contains("vpod"));
     let container = Container::new();
     at.netns = container.path();
     let result = first.add(&at).unwrap();
