@@ -50,8 +50,8 @@ pub fn find_idle_entries(
         let named = named_by_denial(entry, scene)?.intersect(&whole);
         let is_same = || Ok::<_, Error>(without.compile(scene)?.routed == whole.routed);
         if named.routed != AllowedTraffic::default() && is_same()? {
-            let remedy = "\"allow\" has longer prefixes, which decide: write networks as long as \
-                          those in \"deny\"";
+            let remedy = "networks of \"allow\" with longer prefixes decide: write them in \
+                          \"deny\", too";
             idle.push(Error::config(format!("deny[{at}] refuses nothing")).with_details(remedy));
         }
     }
@@ -186,11 +186,11 @@ mod tests {
             ),
             (
                 r#"{"allow":[{"to":["10.0.0.0/8"]}],"deny":[{"ports":["tcp/25"]}]}"#,
-                &["deny[0] refuses nothing; \"allow\" has longer prefixes"],
+                &["deny[0] refuses nothing; networks of \"allow\" with longer"],
             ),
             (
                 r#"{"policy":"allow","allow":[{"to":["192.0.2.0/25","192.0.2.128/25"]}],"deny":[{"to":["192.0.2.0/24"]}]}"#,
-                &["deny[0] refuses nothing; \"allow\" has longer prefixes"],
+                &["deny[0] refuses nothing; networks of \"allow\" with longer"],
             ),
         ] {
             let found = idle(json);
