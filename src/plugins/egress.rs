@@ -79,7 +79,7 @@ impl Plugin for Egress {
         // A failure leaves a former policy of the attachment in force.
         let former: Option<EgressPart> = egress::RECORDS.read_content(owner);
         if let Some(former) = &former {
-            require_same_policies(host, owner, req, former, &port)?;
+            require_same_policies(owner, req, former, &port)?;
             port.replaces(former);
         }
         let mut undo = Rollback::new();
@@ -281,25 +281,21 @@ fn warn_of_idle_entries(port: &EgressPart) -> Result<()> {
 
 /// Fails if another configuration has already given the pair a policy: a second `egress` of the
 /// list would open what the first one refuses. Runtimes call ADD once for each pair; a repeated ADD
-/// with the same policies restores what is missing. `former` is the recorded port.
+/// with the same policies restores what is missing. `former` is the recorded port; that of a pair
+/// that is gone, whose DEL was lost, has been forgotten when this ADD began, or that of a plugin
+/// before it.
 fn require_same_policies(
-    host: &Netlink,
     owner: AttachmentId<'_>,
     req: &AddRequest,
     former: &EgressPart,
     port: &EgressPart,
 ) -> Result<()> {
-    if *former.policies_of_add() == port.policies
-        || (&former.end, former.mac) != (&port.end, port.mac)
-    {
+    let is_same_pair = (&former.end, former.mac) == (&port.end, port.mac);
+    if !is_same_pair || *former.policies_of_add() == port.policies {
         return Ok(());
     }
-    let Some(record) = AttachmentRecord::find_by_attachment(owner) else { return Ok(()) };
-    let end = host.find_link(&port.end)?;
-    // A name can be that of an earlier pair, whose DEL was lost.
-    let is_same = record.netns == req.sandbox.netns_identity()
-        && record.end.is_none_or(|recorded| end.is_some_and(|end| end.index == recorded.index));
-    if !is_same {
+    let record = AttachmentRecord::find_by_attachment(owner);
+    if record.is_none_or(|record| record.netns != req.sandbox.netns_identity()) {
         return Ok(());
     }
     let ifname = owner.ifname;
