@@ -28,7 +28,7 @@ pub(crate) use page;
 const MARK: &str = "@@@@\n";
 
 /// The contents of the fenced blocks of a language, in order.
-fn blocks<'t>(text: &'t str, language: &str) -> Vec<&'t str> {
+pub(crate) fn blocks<'t>(text: &'t str, language: &str) -> Vec<&'t str> {
     let fence = format!("\n```{language}\n");
     let after = text.split(&fence).skip(1);
     after.map(|rest| rest.split_once("\n```").expect("a fence is not closed").0).collect()
