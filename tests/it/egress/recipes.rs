@@ -50,7 +50,11 @@ struct Site {
 
 impl Site {
     fn new(heading: &str) -> Site {
-        let (node, conf) = (Node::new(), recipe(heading));
+        Site::with_list(recipe(heading))
+    }
+
+    fn with_list(conf: Value) -> Site {
+        let node = Node::new();
         node.sh(&format!("ip addr add {PUBLIC_NODE}/32 dev lo"));
         let file = node.path("resolv.conf");
         std::fs::write(&file, format!("nameserver {RESOLVER}\n")).unwrap();
@@ -327,6 +331,18 @@ fn one_database() {
 
 const CLUSTER: &str = "The pods of a Kubernetes node";
 
+/// The list of the page, or the same one with a bridge.
+fn cluster_list(kind: &str) -> Value {
+    let mut list = recipe(CLUSTER);
+    if kind == "bridge" {
+        let interface = list["plugins"][0].as_object_mut().unwrap();
+        let bridge =
+            json!({"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true});
+        interface.extend(bridge.as_object().unwrap().clone());
+    }
+    list
+}
+
 /// The node of a cluster, with a pod.
 struct Cluster {
     site: Site,
@@ -346,16 +362,22 @@ enum Proxy {
 }
 
 impl Cluster {
-    fn new() -> Cluster {
-        let site = Site::new(CLUSTER);
-        // As the kubelet requires it.
+    fn new(kind: &str) -> Cluster {
+        let site = Site::with_list(cluster_list(kind));
+        // As for kube-proxy.
         site.node.sh("echo 1 > /proc/sys/net/bridge/bridge-nf-call-iptables");
         let (pod, dns) = (Container::new(), Container::new());
         let mut at = Attached::new("c1", &pod.path());
         at.runtime =
             json!({"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]});
         let ip = address(&site.attach(&at), 0);
-        let dns_ip = address(&site.attach(&Attached::new("dns", &dns.path())), 0);
+        // To a neighbour on a bridge no reply by UDP passes.
+        let dns_ip = if kind == "ptp" {
+            site.attach(&Attached::new("dns", &dns.path()))
+        } else {
+            site.attach_without_policy("dns", &dns)
+        };
+        let dns_ip = address(&dns_ip, 0);
         Cluster { site, pod, ip, dns, dns_ip }
     }
 
@@ -412,58 +434,83 @@ impl Cluster {
 
 #[test]
 fn pods_of_a_kubernetes_node() {
-    for proxy in [Proxy::Nftables, Proxy::IptablesNft, Proxy::IptablesLegacy] {
-        let cluster = Cluster::new();
+    for (kind, proxy) in [
+        ("ptp", Proxy::Nftables),
+        ("ptp", Proxy::IptablesNft),
+        ("bridge", Proxy::Nftables),
+        ("bridge", Proxy::IptablesNft),
+        ("bridge", Proxy::IptablesLegacy),
+    ] {
+        println!("{kind}, {proxy:?}");
+        let cluster = Cluster::new(kind);
         cluster.translate(proxy);
-        let Cluster { site, pod, ip, dns, dns_ip } = &cluster;
-        // Services, by their addresses alone.
-        site.reaches(pod, dns, &[("10.96.0.10", "udp/53", true), ("10.96.0.10", "tcp/53", true)]);
-        site.reaches(pod, dns, &[(dns_ip, "udp/53", false), (dns_ip, "tcp/53", false)]);
-        let api: [Case<'_>; 2] =
-            [("10.96.0.1", "tcp/443:6443", true), (OUTSIDE_NODE, "tcp/6443", false)];
-        site.reaches(pod, &site.node, &api);
-        site.reaches(
-            pod,
-            &site.neighbour,
-            &[
-                ("10.96.7.20", "tcp/443:8443", true),
-                ("10.96.7.20", "tcp/80:8443", false),
-                ("10.96.7.21", "tcp/443:8443", false),
-                (&site.near, "tcp/8443", false),
-                (OUTSIDE_NODE, "tcp/8081:80", false),
-            ],
-        );
-        site.reaches(
-            pod,
-            &site.outside,
-            &[
-                (FAR[0], "tcp/443", true),
-                (FAR[0], "tcp/80", false),
-                (RESOLVER, "udp/53", true),
-                ("10.20.0.5", "tcp/443", false),
-                (FAR[2], "tcp/80", false),
-            ],
-        );
-        site.reaches(pod, &site.node, &[("10.244.1.1", "tcp/10250", false)]);
-        // Clients of the pod: a probe of the kubelet, another node, a pod of this node; directly,
-        // by a Service, and by the published port.
-        for (what, to, service) in [
-            ("the address", ip.as_str(), "tcp/8080"),
-            ("a Service", "10.96.8.1", "tcp/80:8080"),
-            ("the published port", OUTSIDE_NODE, "tcp/8080:80"),
-        ] {
-            let what = format!("{proxy:?}: {what}");
-            eventually(&format!("{what}: the node"), || answers(&site.node, pod, to, service));
-            eventually(&format!("{what}: outside"), || answers(&site.outside, pod, to, service));
-            eventually(&format!("{what}: a pod"), || answers(&site.bare, pod, to, service));
-        }
-        assert!(
-            site.node.reaches(ip) && site.bare.reaches(ip) && site.outside.reaches(ip),
-            "pings"
-        );
-        // A reply by UDP from a port that is not served.
-        assert!(!answers(&site.outside, pod, ip, "udp/54"));
-        eventually("a served port", || answers(&site.outside, dns, dns_ip, "udp/53"));
+        pods_reach_services_alone(&cluster);
+        clients_reach_pods(&cluster);
+    }
+}
+
+/// A Service is reached by its address alone, and the pods behind it only by it.
+fn pods_reach_services_alone(cluster: &Cluster) {
+    let Cluster { site, pod, dns, dns_ip, .. } = cluster;
+    site.reaches(
+        pod,
+        dns,
+        &[
+            ("10.96.0.10", "udp/53", true),
+            ("10.96.0.10", "tcp/53", true),
+            (dns_ip, "udp/53", false),
+            (dns_ip, "tcp/53", false),
+        ],
+    );
+    site.reaches(
+        pod,
+        &site.node,
+        &[
+            ("10.96.0.1", "tcp/443:6443", true),
+            (OUTSIDE_NODE, "tcp/6443", false),
+            ("10.244.1.1", "tcp/10250", false),
+        ],
+    );
+    site.reaches(
+        pod,
+        &site.neighbour,
+        &[
+            ("10.96.7.20", "tcp/443:8443", true),
+            ("10.96.7.20", "tcp/80:8443", false),
+            ("10.96.7.21", "tcp/443:8443", false),
+            (&site.near, "tcp/8443", false),
+            (OUTSIDE_NODE, "tcp/8081:80", false),
+        ],
+    );
+    site.reaches(
+        pod,
+        &site.outside,
+        &[
+            (FAR[0], "tcp/443", true),
+            (FAR[0], "tcp/80", false),
+            (RESOLVER, "udp/53", true),
+            ("10.20.0.5", "tcp/443", false),
+            (FAR[2], "tcp/80", false),
+        ],
+    );
+}
+
+/// A probe of the kubelet, another node, and a pod of this node; directly, by a Service, and by the
+/// published port.
+fn clients_reach_pods(cluster: &Cluster) {
+    let Cluster { site, pod, ip, dns, dns_ip } = cluster;
+    for (to, service) in
+        [(ip.as_str(), "tcp/8080"), ("10.96.8.1", "tcp/80:8080"), (OUTSIDE_NODE, "tcp/8080:80")]
+    {
+        eventually(&format!("{to}: the node"), || answers(&site.node, pod, to, service));
+        eventually(&format!("{to}: outside"), || answers(&site.outside, pod, to, service));
+        eventually(&format!("{to}: a pod"), || answers(&site.bare, pod, to, service));
+    }
+    assert!(site.node.reaches(ip) && site.bare.reaches(ip) && site.outside.reaches(ip), "pings");
+    // A reply by UDP from a port that is not served.
+    assert!(!answers(&site.outside, pod, ip, "udp/54"));
+    for client in [&site.outside, &site.bare] {
+        eventually("a served port", || answers(client, dns, dns_ip, "udp/53"));
     }
 }
 
