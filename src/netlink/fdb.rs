@@ -1,6 +1,7 @@
 //! The forwarding database of a bridge: the MAC addresses that were seen behind its ports, and
 //! those of the host.
 
+use nix::errno::Errno;
 use nix::libc::RTM_GETNEIGH;
 use rtnetlink::packet_route::AddressFamily;
 
@@ -34,6 +35,22 @@ impl FdbEntry {
 }
 
 impl Netlink {
+    /// The entry of a MAC address without a VLAN in the forwarding database of the bridge.
+    pub fn find_fdb_entry(&self, bridge: u32, mac: MacAddress) -> NetlinkResult<Option<FdbEntry>> {
+        let mut header = [0; NDMSG];
+        header[0] = AddressFamily::Bridge.into();
+        let mut request = NetlinkRequest::new(RTM_GETNEIGH, &header);
+        request.body.put_u32(NDA_MASTER, bridge).put_bytes(NDA_LLADDR, &mac.0);
+        match self.socket.request_object(&request) {
+            Ok(body) => Ok(FdbEntry::parse(&body)),
+            Err(failure) if failure.refusal_errno() == Some(Errno::ENOENT) => Ok(None),
+            Err(failure) => {
+                let target = format!("{mac} at {}", self.link_label(bridge));
+                Err(failure.into_error("look up", &target))
+            }
+        }
+    }
+
     /// The forwarding database of the bridge with this index. A MAC address has an entry for each
     /// VLAN.
     pub fn dump_fdb(&self, bridge: u32) -> NetlinkResult<Vec<FdbEntry>> {

@@ -14,39 +14,31 @@
 //! ([`guard`]).
 
 mod config;
+mod surroundings;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::Path;
-
-use ipnet::IpNet;
+use std::net::IpAddr;
 
 use self::config::{EgressConfig, require_known_keys};
+use self::surroundings::{
+    HostAddresses, find_uplinks, known_ports, link_local_addresses, name_servers, pin_mac,
+    require_unused_mac,
+};
 use crate::attachment::AttachmentRecord;
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback,
-    require_prev_result, resolv,
+    require_prev_result,
 };
 use crate::iface::guard::SINK;
 use crate::iface::{ContainerNetns, checksums, guard, peer};
 use crate::netfilter::egress::lint::find_idle_entries;
 use crate::netfilter::egress::policy::{CompiledPolicy, EgressPolicy};
-use crate::netfilter::egress::{self, CONTAINER_LINKS, EgressPart};
+use crate::netfilter::egress::{self, EgressPart};
 use crate::netfilter::{AttachmentId, RuleBackend};
-use crate::netlink::{FdbEntry, Link, LinkAddress, LinkChange, MacAddress, Netlink};
+use crate::netlink::{Link, LinkAddress, Netlink};
 use crate::netns::Netns;
 use crate::repairs::RepairFindings;
 use cni::CniResult;
 use cni::error::{Error, ErrorContext, Result};
-
-/// The maximum number of addresses of the host, besides routers, that the filter of a port knows.
-const MOST_HOST_ADDRESSES: usize = 64;
-
-/// Addresses that no network has, so that only default routes lead there: RFC 7600, and the
-/// beginning of global unicast addresses.
-const ANYWHERE: [IpAddr; 2] = [
-    IpAddr::V4(Ipv4Addr::new(192, 0, 0, 8)),
-    IpAddr::V6(Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 1)),
-];
 
 /// The maximum number of networks in a policy whose entries ADD compares with each other.
 const MOST_COMPARED: usize = 64;
@@ -87,7 +79,7 @@ impl Plugin for Egress {
         // A failure leaves a former policy of the attachment in force.
         let former: Option<EgressPart> = egress::RECORDS.read_content(owner);
         if let Some(former) = &former {
-            require_same_policies(host, owner, req, former, &port)?;
+            require_same_policies(owner, req, former, &port)?;
             port.replaces(former);
         }
         let mut undo = Rollback::new();
@@ -225,7 +217,7 @@ fn find_port(
         )));
     }
     let (arrives_at, bridge) = (arrival_interfaces(host, &end, master.as_ref())?, master.as_ref());
-    let fdb = bridge.map_or(Ok(Vec::new()), |bridge| host.dump_fdb(bridge.index))?;
+    let fdb = bridge.map_or(Ok(Vec::new()), |bridge| known_ports(host, bridge, mac))?;
     require_unused_mac(&fdb, &end, mac)?;
     let mut ips: Vec<IpAddr> = prev.ips.iter().map(|ip| ip.address.addr()).collect();
     // tc-redirect-tap lists an address twice.
@@ -278,54 +270,6 @@ fn find_port(
     Ok((end, port))
 }
 
-/// The addresses by which the container takes part in neighbour discovery: those that it has, and
-/// the one that a kernel derives from the MAC address (RFC 4291, appendix A), as a virtual machine
-/// behind the container does.
-fn link_local_addresses(
-    inside: &ContainerNetns,
-    link: &Link,
-    mac: MacAddress,
-) -> Result<Vec<IpAddr>> {
-    let [a, b, c, d, e, f] = mac.0;
-    let [a, b, c, d] = [[a ^ 2, b], [c, 0xff], [0xfe, d], [e, f]].map(u16::from_be_bytes);
-    let derived = Ipv6Addr::new(0xfe80, 0, 0, 0, a, b, c, d);
-    let mut all = vec![IpAddr::V6(derived)];
-    all.extend(inside.netlink.dump_addresses(link.index)?.into_iter().map(|addr| addr.net.addr()));
-    all.retain(|ip| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local()));
-    all.sort_unstable();
-    all.dedup();
-    Ok(all)
-}
-
-/// The name servers that the container may be told of: those of the result, and those of the host,
-/// of which a local one has servers of its own (systemd-resolved.service(8)).
-fn name_servers(prev: &CniResult) -> Vec<IpAddr> {
-    let files = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
-    let listed = files.into_iter().filter_map(|path| resolv::read_file(Path::new(path)).ok());
-    let all = listed.flat_map(|dns| dns.nameservers).chain(prev.dns.nameservers.iter().cloned());
-    let mut servers: Vec<IpAddr> = all.filter_map(|text| text.parse().ok()).collect();
-    servers.retain(|ip: &IpAddr| !ip.is_loopback() && !ip.is_unspecified());
-    servers.sort_unstable();
-    servers.dedup();
-    servers
-}
-
-/// The names of the links of default routes, as far as they are of a kind that links of containers
-/// are: of a node that is a container itself, and of a bridge with the node's own card.
-fn find_uplinks(host: &Netlink) -> Result<Vec<String>> {
-    let mut uplinks = Vec::new();
-    for anywhere in ANYWHERE {
-        let index = host.find_route_to(anywhere, None)?.and_then(|route| route.oif);
-        let link = index.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
-        let is_of_containers =
-            |link: &Link| link.kind.as_deref().is_some_and(|kind| CONTAINER_LINKS.contains(&kind));
-        uplinks.extend(link.filter(is_of_containers).map(|link| link.name));
-    }
-    uplinks.sort_unstable();
-    uplinks.dedup();
-    Ok(uplinks)
-}
-
 fn warn_of_idle_entries(port: &EgressPart) -> Result<()> {
     for policy in &port.policies {
         for idle in find_idle_entries(policy, &port.scene(), MOST_COMPARED)? {
@@ -337,25 +281,21 @@ fn warn_of_idle_entries(port: &EgressPart) -> Result<()> {
 
 /// Fails if another configuration has already given the pair a policy: a second `egress` of the
 /// list would open what the first one refuses. Runtimes call ADD once for each pair; a repeated ADD
-/// with the same policies restores what is missing. `former` is the recorded port.
+/// with the same policies restores what is missing. `former` is the recorded port; that of a pair
+/// that is gone, whose DEL was lost, has been forgotten when this ADD began, or that of a plugin
+/// before it.
 fn require_same_policies(
-    host: &Netlink,
     owner: AttachmentId<'_>,
     req: &AddRequest,
     former: &EgressPart,
     port: &EgressPart,
 ) -> Result<()> {
-    if *former.policies_of_add() == port.policies
-        || (&former.end, former.mac) != (&port.end, port.mac)
-    {
+    let is_same_pair = (&former.end, former.mac) == (&port.end, port.mac);
+    if !is_same_pair || *former.policies_of_add() == port.policies {
         return Ok(());
     }
-    let Some(record) = AttachmentRecord::find_by_attachment(owner) else { return Ok(()) };
-    let end = host.find_link(&port.end)?;
-    // A name can be that of an earlier pair, whose DEL was lost.
-    let is_same = record.netns == req.sandbox.netns_identity()
-        && record.end.is_none_or(|recorded| end.is_some_and(|end| end.index == recorded.index));
-    if !is_same {
+    let record = AttachmentRecord::find_by_attachment(owner);
+    if record.is_none_or(|record| record.netns != req.sandbox.netns_identity()) {
         return Ok(());
     }
     let ifname = owner.ifname;
@@ -364,77 +304,6 @@ fn require_same_policies(
             "one egress in a list: write one policy that allows what both allow; \"cnibox egress \
              set\" replaces that of a running container",
         ))
-}
-
-/// The MAC address of a bridge, by which the policy knows the router of its containers. Until an
-/// address is set, a bridge has the lowest one of its ports, and would get another one with another
-/// container.
-fn pin_mac(host: &Netlink, bridge: &Link, fdb: &[FdbEntry]) -> Result<Option<MacAddress>> {
-    if let Some(mac) = bridge.mac.filter(|_| {
-        fdb.iter().any(|entry| Some(entry.mac) == bridge.mac && entry.port != bridge.index)
-    }) {
-        let set = host.change_link(bridge.index, LinkChange::new().set_mac(mac));
-        set.context(|| {
-            format!("set the MAC address of bridge \"{}\" to its present one", bridge.name)
-        })?;
-    }
-    Ok(bridge.mac)
-}
-
-/// Fails if the bridge knows the MAC address at another port: the policy would hold for the packets
-/// of that port.
-fn require_unused_mac(fdb: &[FdbEntry], end: &Link, mac: MacAddress) -> Result<()> {
-    let Some(other) = fdb.iter().find(|entry| entry.mac == mac && entry.port != end.index) else {
-        return Ok(());
-    };
-    let (name, port) = (&end.name, other.port);
-    Err(Error::config(format!(
-        "the MAC address {mac} of port \"{name}\" is in use at port {port} of the bridge"
-    ))
-    .with_details("a policy is bound to the address: request another one"))
-}
-
-/// The addresses by which packets arrive at the host.
-struct HostAddresses {
-    own: Vec<IpAddr>,
-    /// The broadcast and anycast addresses of the networks.
-    groups: Vec<IpAddr>,
-}
-
-impl HostAddresses {
-    /// Each address once; those of the public Internet, which policies allow most often, first.
-    fn of_networks(networks: impl Iterator<Item = IpNet> + Clone) -> HostAddresses {
-        let own = networks.clone().map(|net| net.addr()).collect();
-        let wide = networks
-            .filter(|net| !net.addr().is_loopback() && net.prefix_len() + 1 < net.max_prefix_len());
-        let mut known = HostAddresses {
-            own,
-            groups: wide.flat_map(|net| [net.network(), net.broadcast()]).collect(),
-        };
-        for list in [&mut known.own, &mut known.groups] {
-            list.sort_unstable_by_key(|ip| (!is_public(*ip), *ip));
-            list.dedup();
-        }
-        known
-    }
-
-    /// Those that the filter knows: the container's routers first.
-    fn for_filter(self, routers: &[IpAddr]) -> Vec<IpAddr> {
-        let mut known: Vec<IpAddr> =
-            routers.iter().filter(|router| self.own.contains(router)).copied().collect();
-        known.extend(
-            self.own.into_iter().filter(|addr| !addr.is_loopback()).take(MOST_HOST_ADDRESSES),
-        );
-        known.extend(self.groups.into_iter().take(2 * MOST_HOST_ADDRESSES));
-        known
-    }
-}
-
-fn is_public(ip: IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(ip) => !ip.is_private() && !ip.is_link_local() && !ip.is_loopback(),
-        IpAddr::V6(ip) => !ip.is_unique_local() && !ip.is_unicast_link_local() && !ip.is_loopback(),
-    }
 }
 
 /// The link whose port the end is. A VRF is none: packets arrive at its ports.
@@ -527,20 +396,6 @@ fn require_same_bridge(host: &Netlink, end: &Link, port: &EgressPart) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses_of_many_links_are_known_once_and_public_ones_first() {
-        let network = |net: &str| net.parse::<IpNet>().unwrap();
-        let mut all = vec![network("10.1.0.1/16"); 70];
-        all.extend((0..70).map(|i| network(&format!("fe80::{i:x}/64"))));
-        all.extend(["198.51.100.1/32", "2001:db8::1/64", "127.0.0.1/8"].map(network));
-        let known = HostAddresses::of_networks(all.into_iter()).for_filter(&[]);
-        let texts: Vec<String> = known.iter().take(3).map(ToString::to_string).collect();
-        assert_eq!(texts, ["198.51.100.1", "2001:db8::1", "10.1.0.1"]);
-        let groups: Vec<String> =
-            known[MOST_HOST_ADDRESSES..].iter().map(ToString::to_string).collect();
-        assert_eq!(groups.len(), 6, "{groups:?}");
-    }
 
     #[test]
     fn refused_frames_are_counted_at_the_port_of_the_sink() {

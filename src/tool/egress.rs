@@ -1,6 +1,8 @@
-//! `cnibox egress`: lists the containers with an egress policy and what they were refused, and
-//! replaces policies.
+//! `cnibox egress`: lists the containers with an egress policy and what they were refused, replaces
+//! policies, and tells which entry of a policy decides.
 
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -9,10 +11,11 @@ use serde::Serialize;
 use super::{JSON, NETWORK, ToolCommand, format_table, json_text, print_text};
 use crate::framework::{PluginService, Rollback};
 use crate::iface::guard::{self, SINK};
+use crate::netfilter::egress::explain::{DestinationPlace, explain};
 use crate::netfilter::egress::lint::find_idle_entries;
-use crate::netfilter::egress::policy::service_name;
+use crate::netfilter::egress::policy::{parse_service, service_name};
 use crate::netfilter::egress::report::{PortReport, list_ports};
-use crate::netfilter::egress::{self, EgressPart, source};
+use crate::netfilter::egress::{self, CONTAINER_LINKS, EgressPart, source};
 use crate::netfilter::{AttachmentId, PacketFilter};
 use crate::netlink::Netlink;
 use crate::options::{CommandLine, CommandOption, long_option, require_no_words, usage_error};
@@ -21,10 +24,11 @@ use cni::error::{Error, ErrorContext, Result};
 pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "cnibox egress ls",
     usage: "\
-egress: lists what containers with a policy were refused, and replaces policies
+egress: lists what containers with a policy were refused, explains and replaces policies
 
 Usage:
   cnibox egress ls [--network NAME] [--container ID] [--json | --metrics]
+  cnibox egress check --container ID [--network NAME] [--interface NAME] ADDRESS [SERVICE]
   cnibox egress set --container ID [--network NAME] [--interface NAME] FILE
 
 ls prints each container with a policy, the number of packets and bytes that the policy refused, \
@@ -32,6 +36,10 @@ ls prints each container with a policy, the number of packets and bytes that the
 flows: destination, protocol and port; or arp, and the neighbour that was asked for. A flow is \
             kept for ten minutes after
 its last packet; at most 50 new flows of a container are recorded at once, and 5 more per minute.
+
+check tells which entry of each policy in force decides about a service, such as tcp/443, at an \
+            address; without
+SERVICE about all ports of TCP. The status is 1 if the container may not reach it.
 
 set replaces all policies of a running container by the one in FILE, by one transaction. Open \
             connections are judged by
@@ -57,16 +65,21 @@ Exit status: 0 done; 1 failed, see stderr; 2 wrong usage.
 
 Example:
   cnibox egress ls
+  cnibox egress check --container 4f1c00a2b7d3 10.20.0.5 tcp/443
   cnibox egress set --container 4f1c00a2b7d3 FILE.json
 ",
 };
 
-/// The same help for the other word.
+/// The same help for the other words.
 const SET: ToolCommand = ToolCommand { command: "cnibox egress set", ..TOOL };
+const CHECK: ToolCommand = ToolCommand { command: "cnibox egress check", ..TOOL };
 
 /// The words after `cnibox egress`.
-pub const TOOLS: &[PluginService] =
-    &[PluginService { name: "ls", main: list_main }, PluginService { name: "set", main: set_main }];
+pub const TOOLS: &[PluginService] = &[
+    PluginService { name: "ls", main: list_main },
+    PluginService { name: "check", main: check_main },
+    PluginService { name: "set", main: set_main },
+];
 
 const METRICS: &str = "--metrics";
 
@@ -75,7 +88,13 @@ fn list_main(args: Vec<String>) -> ExitCode {
 }
 
 fn set_main(args: Vec<String>) -> ExitCode {
-    SET.run_command(args, require_set_options, |line| replace_policy(&line))
+    let require = |line| require_container(line, "set", "one file", 1..=1);
+    SET.run_command(args, require, |line| replace_policy(&line))
+}
+
+fn check_main(args: Vec<String>) -> ExitCode {
+    let require = |line| require_container(line, "check", "an address, and one service", 1..=2);
+    CHECK.run_command(args, require, |line| explain_policies(&line))
 }
 
 fn require_list_options(line: CommandLine) -> Result<CommandLine> {
@@ -86,14 +105,23 @@ fn require_list_options(line: CommandLine) -> Result<CommandLine> {
     Ok(line)
 }
 
-fn require_set_options(line: CommandLine) -> Result<CommandLine> {
-    let odd = line.given_flags().find(|flag| [JSON.flag, METRICS].contains(flag));
-    match (line.words.as_slice(), odd) {
-        ([_], None) if line.has_option("--container") => Ok(line),
-        ([_], None) => Err(usage_error("set needs --container")),
-        (_, Some(flag)) => Err(usage_error(format!("{flag} is not an option of set"))),
-        _ => Err(usage_error("set needs one file")),
+/// Fails unless the line selects a container, and has `count` words, which are `what`.
+fn require_container(
+    line: CommandLine,
+    word: &str,
+    what: &str,
+    count: RangeInclusive<usize>,
+) -> Result<CommandLine> {
+    if let Some(flag) = line.given_flags().find(|flag| [JSON.flag, METRICS].contains(flag)) {
+        return Err(usage_error(format!("{flag} is not an option of {word}")));
     }
+    if !count.contains(&line.words.len()) {
+        return Err(usage_error(format!("{word} needs {what}")));
+    }
+    if !line.has_option("--container") {
+        return Err(usage_error(format!("{word} needs --container")));
+    }
+    Ok(line)
 }
 
 /// The reports of the containers that the options select. A container is selected by its id, or by
@@ -200,16 +228,11 @@ fn print_ports(line: &CommandLine) -> Result<ExitCode> {
     print_text(&format_table(heading, lines))
 }
 
-/// Puts a policy in force in place of a container's policies.
-fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
-    let filter = PacketFilter::new();
-    let mut ports = selected_ports(line, &filter)?;
+/// The container that the options select, by its interface with a policy.
+fn selected_port(line: &CommandLine, filter: &PacketFilter) -> Result<PortReport> {
+    let mut ports = selected_ports(line, filter)?;
     let id = line.last_value("--container").unwrap_or_default();
-    let without_policy = || {
-        Error::config(format!("container \"{id}\" has no egress policy"))
-            .with_details("see: cnibox egress ls; a policy begins with an ADD of the plugin egress")
-    };
-    let report = ports.pop().ok_or_else(without_policy)?;
+    let report = ports.pop().ok_or_else(|| without_policy(line))?;
     let owner = report.stored.attachment_id();
     if let Some(other) = ports.iter().find(|port| port.stored.attachment_id().id != owner.id) {
         let ids = format!("{} and {}", owner.id, other.stored.attachment_id().id);
@@ -222,11 +245,65 @@ fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
         ))
         .with_details("add --interface, or --network"));
     }
+    Ok(report)
+}
+
+fn without_policy(line: &CommandLine) -> Error {
+    let id = line.last_value("--container").unwrap_or_default();
+    Error::config(format!("container \"{id}\" has no egress policy"))
+        .with_details("see: cnibox egress ls; a policy begins with an ADD of the plugin egress")
+}
+
+/// Prints which entry of each policy decides about a service at an address.
+fn explain_policies(line: &CommandLine) -> Result<ExitCode> {
+    let report = selected_port(line, &PacketFilter::new())?;
+    let port = &report.stored.content;
+    let addr: IpAddr = line.words[0]
+        .parse()
+        .map_err(|_| usage_error(format!("\"{}\" is not an address", line.words[0])))?;
+    let service = line.words.get(1).map_or("tcp", String::as_str);
+    let first = parse_service(service).map_err(|e| usage_error(format!("{service:?}: {e}")))?.first;
+    let place = find_place_of(&Netlink::open()?, port, addr)?;
+    let mut text = format!("{addr} is {}\n", place.name());
+    let mut is_allowed = true;
+    for (number, policy) in (1..).zip(&port.policies) {
+        let decision = explain(policy, &port.scene(), place, addr, first)?;
+        let verdict = if decision.is_allowed { "allowed" } else { "refused" };
+        text += &format!("{service} is {verdict} by {} of policy {number}\n", decision.by);
+        is_allowed &= decision.is_allowed;
+    }
+    print_text(&text)?;
+    Ok(if is_allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Where packets of the container to an address end.
+fn find_place_of(host: &Netlink, port: &EgressPart, addr: IpAddr) -> Result<DestinationPlace> {
+    if host.dump_all_addresses()?.iter().any(|own| own.net.addr() == addr) {
+        return Ok(DestinationPlace::Host);
+    }
+    if port.on_link.iter().any(|net| net.contains(&addr)) {
+        return Ok(DestinationPlace::Neighbour);
+    }
+    let index = host.find_route_to(addr, None)?.and_then(|route| route.oif);
+    let link = index.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
+    let is_near = link.is_some_and(|link| {
+        link.kind.as_deref().is_some_and(|kind| CONTAINER_LINKS.contains(&kind))
+            && !port.uplinks.contains(&link.name)
+    });
+    Ok(if is_near { DestinationPlace::Neighbour } else { DestinationPlace::AnotherHost })
+}
+
+/// Puts a policy in force in place of a container's policies.
+fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
+    let filter = PacketFilter::new();
+    let report = selected_port(line, &filter)?;
+    let owner = report.stored.attachment_id();
     let file = &line.words[0];
     let policy = source::read_policy(Path::new(file))?;
     let _lock = egress::lock_policy(owner)?;
     // Meanwhile it may have been detached, or attached again.
-    let stored: EgressPart = egress::RECORDS.read_content(owner).ok_or_else(without_policy)?;
+    let stored: EgressPart =
+        egress::RECORDS.read_content(owner).ok_or_else(|| without_policy(line))?;
     for idle in find_idle_entries(&policy, &stored.scene(), usize::MAX)? {
         warn!("{idle}");
     }

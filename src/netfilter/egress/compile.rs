@@ -99,7 +99,6 @@ impl AllowedTraffic {
     }
 
     /// Whether packets of the service may go to the address.
-    #[cfg(test)]
     pub fn allows(&self, addr: IpAddr, service: Service) -> bool {
         let ranges = if addr.is_ipv4() { &self.v4 } else { &self.v6 };
         has_service(services_at(ranges, address_number(addr)), service)
@@ -335,7 +334,6 @@ pub fn combine_services(
     combined
 }
 
-#[cfg(test)]
 fn has_service(services: &[ServiceRange], service: Service) -> bool {
     let at = services.partition_point(|range| range.last < service);
     services.get(at).is_some_and(|range| range.first <= service)

@@ -5,6 +5,7 @@
 //! | `policy.rs` | the syntax of policies |
 //! | `source.rs` | the places of policies |
 //! | `lint.rs` | entries that do not do what they say |
+//! | `explain.rs` | which entry decides a packet |
 //! | `compile.rs` | ranges of addresses and services that policies allow |
 //! | `table.rs` | the tables of `nf_tables` |
 //! | `objects.rs` | the chains and sets of a policy, which containers with equal policies share |
@@ -12,6 +13,7 @@
 //! | `guard.rs` | the second guard: a program that a flush of `nf_tables` does not remove |
 
 pub mod compile;
+pub mod explain;
 pub mod guard;
 pub mod lint;
 mod objects;
