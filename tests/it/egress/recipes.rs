@@ -231,6 +231,17 @@ fn a_coding_agent() {
 }
 
 #[test]
+fn an_agent_without_name_service() {
+    let mut conf = recipe("A coding agent in a devcontainer");
+    conf["plugins"][2]["deny"] = json!([{"ports": ["udp/53", "tcp/53"]}]);
+    let (site, inside) = (Site::with_list(conf), Container::new());
+    site.attach(&Attached::new("c1", &inside.path()));
+    let outside = [(RESOLVER, "udp/53", false), (FAR[0], "tcp/443", true)];
+    site.reaches(&inside, &site.outside, &outside);
+    site.reaches(&inside, &site.node, &[("10.88.0.1", "udp/53", false)]);
+}
+
+#[test]
 fn a_ci_runner() {
     let site = Site::new("A CI runner");
     let inside = Container::new();
@@ -510,7 +521,16 @@ fn clients_reach_pods(cluster: &Cluster) {
     // A reply by UDP from a port that is not served.
     assert!(!answers(&site.outside, pod, ip, "udp/54"));
     for client in [&site.outside, &site.bare] {
-        eventually("a served port", || answers(client, dns, dns_ip, "udp/53"));
+        eventually("cluster DNS", || answers(client, dns, dns_ip, "udp/53"));
+    }
+    // Frames on a bridge belong to no connection.
+    let to_neighbours = site.conf["plugins"][0]["type"] == "ptp";
+    for (client, passes) in [(&site.outside, true), (&site.bare, to_neighbours)] {
+        if passes {
+            eventually("a served port", || answers(client, pod, ip, "udp/53"));
+        } else {
+            assert!(!answers(client, pod, ip, "udp/53"), "a served port, to a neighbour");
+        }
     }
 }
 
