@@ -21,7 +21,7 @@ use std::net::IpAddr;
 use self::config::{EgressConfig, require_known_keys};
 use self::surroundings::{
     HostAddresses, find_uplinks, known_ports, link_local_addresses, name_servers, pin_mac,
-    require_unused_mac,
+    require_unused_mac, routers_of,
 };
 use crate::attachment::AttachmentRecord;
 use crate::framework::{
@@ -227,15 +227,8 @@ fn find_port(
         return Err(Error::config(format!("interface \"{ifname}\" has no address"))
             .with_details("a policy is bound to the addresses of the result: add \"ipam\""));
     }
-    ips.extend(link_local_addresses(&inside, &link, mac)?);
-    let gateways = prev
-        .ips
-        .iter()
-        .filter_map(|ip| ip.gateway)
-        .chain(prev.routes.iter().filter_map(|route| route.gw));
-    let mut routers: Vec<_> = gateways.collect();
-    routers.sort_unstable();
-    routers.dedup();
+    ips.extend(link_local_addresses(inside, &link, mac)?);
+    let routers = routers_of(prev);
     let addresses = host.dump_all_addresses()?;
     // Another network of the host may have the address of a router that is not the host.
     let is_near = |addr: &&LinkAddress| arrives_at.iter().any(|(index, _)| *index == addr.index);

@@ -1,6 +1,7 @@
 //! `cnibox egress`: lists the containers with an egress policy and what they were refused, replaces
 //! policies, and tells which entry of a policy decides.
 
+use std::fmt::Write;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -11,6 +12,7 @@ use serde::Serialize;
 use super::{JSON, NETWORK, ToolCommand, format_table, json_text, print_text};
 use crate::framework::{PluginService, Rollback};
 use crate::iface::guard::{self, SINK};
+use crate::netfilter::egress::compile::Service;
 use crate::netfilter::egress::explain::{DestinationPlace, explain};
 use crate::netfilter::egress::lint::find_idle_entries;
 use crate::netfilter::egress::policy::{parse_service, service_name};
@@ -93,8 +95,7 @@ fn set_main(args: Vec<String>) -> ExitCode {
 }
 
 fn check_main(args: Vec<String>) -> ExitCode {
-    let require = |line| require_container(line, "check", "an address, and one service", 1..=2);
-    CHECK.run_command(args, require, |line| explain_policies(&line))
+    CHECK.run_command(args, read_question, |question| explain_policies(&question))
 }
 
 fn require_list_options(line: CommandLine) -> Result<CommandLine> {
@@ -122,6 +123,24 @@ fn require_container(
         return Err(usage_error(format!("{word} needs --container")));
     }
     Ok(line)
+}
+
+/// The words of `check`.
+struct Question {
+    line: CommandLine,
+    addr: IpAddr,
+    /// As it was written.
+    service: String,
+    first: Service,
+}
+
+fn read_question(line: CommandLine) -> Result<Question> {
+    let line = require_container(line, "check", "an address, and one service", 1..=2)?;
+    let word = &line.words[0];
+    let addr = word.parse().map_err(|_| usage_error(format!("\"{word}\" is not an address")))?;
+    let service = line.words.get(1).map_or("tcp", String::as_str).to_owned();
+    let first = parse_service(&service).context(|| format!("\"{service}\""))?.first;
+    Ok(Question { line, addr, service, first })
 }
 
 /// The reports of the containers that the options select. A container is selected by its id, or by
@@ -255,21 +274,19 @@ fn without_policy(line: &CommandLine) -> Error {
 }
 
 /// Prints which entry of each policy decides about a service at an address.
-fn explain_policies(line: &CommandLine) -> Result<ExitCode> {
+fn explain_policies(question: &Question) -> Result<ExitCode> {
+    let Question { line, service, .. } = question;
+    let (addr, first) = (question.addr, question.first);
     let report = selected_port(line, &PacketFilter::new())?;
     let port = &report.stored.content;
-    let addr: IpAddr = line.words[0]
-        .parse()
-        .map_err(|_| usage_error(format!("\"{}\" is not an address", line.words[0])))?;
-    let service = line.words.get(1).map_or("tcp", String::as_str);
-    let first = parse_service(service).map_err(|e| usage_error(format!("{service:?}: {e}")))?.first;
     let place = find_place_of(&Netlink::open()?, port, addr)?;
     let mut text = format!("{addr} is {}\n", place.name());
     let mut is_allowed = true;
     for (number, policy) in (1..).zip(&port.policies) {
         let decision = explain(policy, &port.scene(), place, addr, first)?;
         let verdict = if decision.is_allowed { "allowed" } else { "refused" };
-        text += &format!("{service} is {verdict} by {} of policy {number}\n", decision.by);
+        let by = decision.by;
+        _ = writeln!(text, "{service} is {verdict} by {by} of policy {number}");
         is_allowed &= decision.is_allowed;
     }
     print_text(&text)?;

@@ -106,7 +106,7 @@ mod tests {
             "deny": [{"to": ["10.30.0.0/16"]}, {"ports": ["tcp/25"]}]}"#;
         let policy: EgressPolicy = serde_json::from_str(json).unwrap();
         for (place, addr, service, is_allowed, by) in [
-            (AnotherHost, "10.20.0.5", "tcp/443", true, "allow[1]"),
+            (AnotherHost, "10.20.0.5", "tcp/443", true, "allow[0]"),
             (AnotherHost, "10.20.0.6", "tcp/443", true, "allow[1]"),
             (AnotherHost, "10.30.0.6", "tcp/443", false, "deny[0]"),
             (AnotherHost, "10.200.0.6", "tcp/443", false, "profile"),

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `policy.rs` | the syntax of policies |
 //! | `source.rs` | the places of policies |
+//! | `part.rs` | a container with policies, as its record has it |
 //! | `lint.rs` | entries that do not do what they say |
 //! | `explain.rs` | which entry decides a packet |
 //! | `compile.rs` | ranges of addresses and services that policies allow |
@@ -17,22 +18,22 @@ pub mod explain;
 pub mod guard;
 pub mod lint;
 mod objects;
+mod part;
 pub mod policy;
 pub mod report;
 pub mod source;
 mod table;
 
 use std::collections::{HashMap, HashSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::{iter, mem, slice};
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::{iter, slice};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
-use self::compile::{AllowedTraffic, ServiceRange, merge_services};
-use self::guard::GuardPolicy;
-use self::objects::{PacketPolicy, PolicyObjects, delete_unused, list_policies, policy_chains};
-use self::policy::{CompiledPolicy, EgressPolicy, PolicyScene};
+use self::objects::{PolicyObjects, delete_unused, list_policies, policy_chains};
+pub use self::part::EgressPart;
+use self::policy::CompiledPolicy;
 #[cfg(test)]
 pub(crate) use self::table::SINK_PORT;
 use self::table::{FRAMES, PACKETS};
@@ -42,7 +43,6 @@ use super::names::{AttachmentId, is_left_in_place, stale_matcher};
 use crate::attachment::RecordStore;
 use crate::files::lock::{FileLock, TIMEOUT};
 use crate::netlink::nftables::{NftBatch, NftSet, NftSocket, NftTable, SetElement};
-use crate::netlink::traffic::program::ClassicInstruction;
 use crate::netlink::{MacAddress, NetlinkResult};
 use cni::error::{Error, ErrorContext, Result, join_outcomes};
 
@@ -78,159 +78,6 @@ const LINK_LOCAL_MULTICAST: Ipv6Net =
     Ipv6Net::new_assert(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0), 16);
 const UNSPECIFIED6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 128);
 const LINK_LOCAL: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
-
-/// A container with a policy: its part of the record.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct EgressPart {
-    /// The host's end of the veth pair.
-    pub end: String,
-    /// The address of the container's end.
-    pub mac: MacAddress,
-    /// The interfaces by which packets of the container enter the host's stack: the host's end, or
-    /// its bridge and the VLANs of the bridge.
-    pub arrives_at: Vec<String>,
-    /// Whether the host's end is a port of a bridge.
-    pub is_bridged: bool,
-    /// The address of the bridge, if it is the container's only router: other frames can only be
-    /// for neighbours.
-    pub bridge_mac: Option<MacAddress>,
-    /// The networks of the container's addresses.
-    pub on_link: Vec<IpNet>,
-    /// The container's addresses, also those of the link.
-    pub ips: Vec<IpAddr>,
-    /// The routers of the container.
-    pub routers: Vec<IpAddr>,
-    /// The addresses of the host at the time of ADD.
-    pub host: Vec<IpAddr>,
-    /// The name servers of the container and of the host at the time of ADD.
-    pub name_servers: Vec<IpAddr>,
-    /// The veth links and bridges by which packets leave the host instead of reaching another
-    /// container.
-    pub uplinks: Vec<String>,
-    /// The services of published ports, as in [`EgressPolicy::serve`].
-    pub published: Vec<String>,
-    /// All of these policies must allow a packet.
-    pub policies: Vec<EgressPolicy>,
-    /// The policies of ADD, if `cnibox egress set` has replaced them.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub added: Vec<EgressPolicy>,
-    /// The ports of earlier ADDs of this attachment that differ from this one. Their elements and
-    /// policies are deleted once this port is in force, or by DEL if the ADD is killed before.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub replaced: Vec<EgressPart>,
-}
-
-impl EgressPart {
-    /// Notes the port that this one replaces, and those that the former one had not replaced yet.
-    pub fn replaces(&mut self, former: &EgressPart) {
-        let mut former = former.clone();
-        let mut earlier = mem::take(&mut former.replaced);
-        earlier.push(former);
-        self.replaced.clear();
-        earlier.retain(|port| port != self);
-        self.replaced = earlier;
-    }
-
-    /// The policies that ADD has put in force.
-    pub fn policies_of_add(&self) -> &Vec<EgressPolicy> {
-        if self.added.is_empty() { &self.policies } else { &self.added }
-    }
-
-    fn replaced_chains(&self) -> HashSet<PolicyChain> {
-        let compiled = self.replaced.iter().filter_map(|port| Some((port, port.compile().ok()?)));
-        let objects = compiled.flat_map(|(port, compiled)| port.objects(&compiled));
-        objects.map(|policy| (policy.table, policy.chain)).collect()
-    }
-
-    /// What the words of the policies mean.
-    pub fn scene(&self) -> PolicyScene<'_> {
-        PolicyScene { on_link: &self.on_link, name_servers: &self.name_servers }
-    }
-
-    /// The traffic that all policies allow.
-    pub fn compile(&self) -> Result<CompiledPolicy> {
-        let scene = self.scene();
-        let all = self.policies.iter().map(|policy| policy.compile(&scene));
-        let all: Vec<CompiledPolicy> = all.collect::<Result<_>>()?;
-        let mut compiled =
-            all.into_iter().reduce(|all, one| all.intersect(&one)).unwrap_or_default();
-        let published: Vec<ServiceRange> =
-            self.published.iter().map(|text| policy::parse_service(text)).collect::<Result<_>>()?;
-        compiled.served = merge_services([compiled.served, published].concat());
-        compiled.require_bounded()?;
-        Ok(compiled)
-    }
-
-    /// The program of the second guard.
-    pub fn guard_program(&self, compiled: &CompiledPolicy) -> Result<Vec<ClassicInstruction>> {
-        let host: Vec<IpNet> = self.host.iter().copied().map(IpNet::from).collect();
-        let near = self.local_subnets();
-        let on_link = compiled.neighbours.restrict_to(&near);
-        let groups = compiled.host.restrict_to(&GROUPS);
-        // The filter does not know where other containers are.
-        let away = compiled.routed.union(&compiled.neighbours).without(&near);
-        let allowed = away.union(&on_link).union(&groups);
-        let allowed = allowed.without(&host).union(&compiled.host.restrict_to(&host));
-        guard::compile_program(&GuardPolicy {
-            mac: self.mac,
-            allowed: &allowed,
-            served: &compiled.served,
-            routers: &self.routers,
-            sources: Some(&self.ips),
-            found: &allowed.restrict_to(&near),
-            neighbours: &on_link.without(&self.own_networks(|_| true)),
-            bridge: self.bridge_mac,
-        })
-    }
-
-    /// The networks whose addresses are reached without a router: also broadcast and multicast.
-    fn local_subnets(&self) -> Vec<IpNet> {
-        self.on_link.iter().copied().chain(GROUPS).collect()
-    }
-
-    /// The addresses of the host that `which` selects, without the broadcast addresses of the
-    /// container's networks, which are also for neighbours.
-    fn own_networks(&self, which: impl Fn(&IpAddr) -> bool) -> Vec<IpNet> {
-        let links =
-            self.on_link.iter().filter(|net| net.addr().is_ipv4() && net.prefix_len() <= 30);
-        let broadcasts: Vec<IpAddr> = links.map(IpNet::broadcast).collect();
-        let own = self.host.iter().filter(|addr| !broadcasts.contains(addr) && which(addr));
-        own.copied().map(IpNet::from).collect()
-    }
-
-    fn objects(&self, compiled: &CompiledPolicy) -> Vec<PolicyObjects> {
-        // In a VRF, or on a bridge, rules cannot ask the kernel whether an address is local to the
-        // host, so the policy lists the host's addresses. Only those of the container's own
-        // networks: others come and go, and equal policies would get different chains.
-        let own = self.own_networks(|addr| {
-            self.routers.contains(addr) || self.on_link.iter().any(|net| net.contains(addr))
-        });
-        let at_own = compiled.host.restrict_to(&own);
-        let routed = compiled.routed.without(&own).union(&at_own);
-        let neighbours = compiled.neighbours.without(&own);
-        let mut objects = vec![PolicyObjects::of_packets(
-            &PacketPolicy { routed: &routed, neighbours: &neighbours, host: &compiled.host },
-            &self.uplinks,
-        )];
-        if self.is_bridged {
-            let near = self.local_subnets();
-            let on_link = neighbours.restrict_to(&near);
-            let traffic = match self.bridge_mac {
-                Some(_) => on_link,
-                None => compiled.routed.without(&near).union(&on_link),
-            };
-            // A router other than the host answers through the bridge, so the container may ask for
-            // its MAC address.
-            let routers =
-                self.routers.iter().copied().map(IpNet::from).chain([IpNet::V6(LINK_LOCAL)]);
-            let routers: Vec<IpNet> = routers.filter(|_| self.bridge_mac.is_none()).collect();
-            let found = traffic.union(&AllowedTraffic::to_networks(&routers));
-            objects.push(PolicyObjects::of_frames(&traffic, &found));
-        }
-        objects
-    }
-}
 
 /// The error of a MAC address that two containers have.
 fn taken_error(port: &EgressPart, comment: Option<&str>) -> Error {

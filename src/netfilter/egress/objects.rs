@@ -1,15 +1,19 @@
 //! The chains and sets of one policy in the tables of `nf_tables`, named by a hash of their
 //! content.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ipnet::IpNet;
 use nix::libc;
 
 use super::compile::{AllowedRange, AllowedTraffic, LAST_SERVICE, ServiceRange};
+use super::part::EgressPart;
+use super::policy::CompiledPolicy;
 use super::table::{
     ETH_P_IP, FRAMES, ICMP, ICMPV6, PACKETS, PolicyChains, discovery, established_reply,
 };
-use super::{CONTAINER_LINKS, PolicyChain};
+use super::{CONTAINER_LINKS, LINK_LOCAL, PolicyChain};
 use crate::attachment::sha512_hex;
 use crate::netfilter::layout::RuleComparison;
 use crate::netlink::NetlinkResult;
@@ -121,7 +125,7 @@ impl PolicyObjects {
         objects.chains.push((forward.clone(), rules));
 
         let mut rules = vec![
-            NftRule::new().is_leaving().go_to(&forward).with_comment("forwarded"),
+            NftRule::new().match_leaving().go_to(&forward).with_comment("forwarded"),
             NftRule::new().jump_to("link").with_comment("replies and the link"),
         ];
         for (kind, comment) in [
@@ -157,7 +161,7 @@ impl PolicyObjects {
                 .byte_is(PacketField::Pkttype, PACKET_HOST)
                 .accept()
                 .with_comment("translated by the host"),
-            NftRule::new().is_arp_reply().accept().with_comment("ARP replies"),
+            NftRule::new().match_arp_reply().accept().with_comment("ARP replies"),
             NftRule::new().opens_no_connection().accept().with_comment("TCP replies"),
             pongs.icmp_is(0, 0).accept().with_comment("echo replies"),
             NftRule::new()
@@ -298,6 +302,46 @@ impl PolicyObjects {
     }
 }
 
+impl EgressPart {
+    pub(super) fn replaced_chains(&self) -> HashSet<PolicyChain> {
+        let compiled = self.replaced.iter().filter_map(|port| Some((port, port.compile().ok()?)));
+        let objects = compiled.flat_map(|(port, compiled)| port.objects(&compiled));
+        objects.map(|policy| (policy.table, policy.chain)).collect()
+    }
+
+    pub(super) fn objects(&self, compiled: &CompiledPolicy) -> Vec<PolicyObjects> {
+        // In a VRF, or on a bridge, rules cannot ask the kernel whether an address is local to the
+        // host, so the policy lists the host's addresses. Only those of the container's own
+        // networks: others come and go, and equal policies would get different chains.
+        let own = self.own_networks(|addr| {
+            self.routers.contains(addr) || self.on_link.iter().any(|net| net.contains(addr))
+        });
+        let at_own = compiled.host.restrict_to(&own);
+        let routed = compiled.routed.without(&own).union(&at_own);
+        let neighbours = compiled.neighbours.without(&own);
+        let mut objects = vec![PolicyObjects::of_packets(
+            &PacketPolicy { routed: &routed, neighbours: &neighbours, host: &compiled.host },
+            &self.uplinks,
+        )];
+        if self.is_bridged {
+            let near = self.local_subnets();
+            let on_link = neighbours.restrict_to(&near);
+            let traffic = match self.bridge_mac {
+                Some(_) => on_link,
+                None => compiled.routed.without(&near).union(&on_link),
+            };
+            // A router other than the host answers through the bridge, so the container may ask for
+            // its MAC address.
+            let routers =
+                self.routers.iter().copied().map(IpNet::from).chain([IpNet::V6(LINK_LOCAL)]);
+            let routers: Vec<IpNet> = routers.filter(|_| self.bridge_mac.is_none()).collect();
+            let found = traffic.union(&AllowedTraffic::to_networks(&routers));
+            objects.push(PolicyObjects::of_frames(&traffic, &found));
+        }
+        objects
+    }
+}
+
 pub(super) fn policy_chains(objects: &[PolicyObjects]) -> PolicyChains {
     let name = |table| {
         objects.iter().find(|o| o.table == table).map(|o| o.chain.clone()).unwrap_or_default()
@@ -433,7 +477,7 @@ fn split_by_protocol(ServiceRange { first, last }: ServiceRange) -> Vec<(u32, u3
 
 #[cfg(test)]
 mod tests {
-    use super::super::policy::{CompiledPolicy, EgressPolicy, PolicyScene};
+    use super::super::policy::{EgressPolicy, PolicyScene};
     use super::*;
 
     #[test]

@@ -348,7 +348,9 @@ fn compile_near(
     traffic = traffic.subtract(&everywhere(&refused));
     traffic = traffic.union(&flatten(&of(Verdict::Allow, is_address), nothing));
     let mut addresses = of(Verdict::Deny, is_address);
-    addresses.iter_mut().for_each(|entry| entry.verdict = Verdict::Allow);
+    for entry in &mut addresses {
+        entry.verdict = Verdict::Allow;
+    }
     traffic.subtract(&flatten(&addresses, nothing))
 }
 

@@ -66,7 +66,8 @@ use crate::netlink::nftables::{
     NftValue, PacketField, PacketVerdict, RAW, SetElement, TableFamily, ValueType,
 };
 
-use super::{EgressPart, LINK_LOCAL, LINK_LOCAL_MULTICAST, UNSPECIFIED6};
+use super::part::EgressPart;
+use super::{LINK_LOCAL, LINK_LOCAL_MULTICAST, UNSPECIFIED6};
 
 pub(super) const PACKETS: NftTable<'_> =
     NftTable::new_inet("cnibox_egress").with_comment("cnibox: what containers may reach");

@@ -292,12 +292,12 @@ impl NftRule {
     }
 
     /// `arp operation reply`
-    pub fn is_arp_reply(self) -> NftRule {
+    pub fn match_arp_reply(self) -> NftRule {
         self.match_bytes(PacketField::ArpOperation, true, &[0, 2])
     }
 
     /// `meta oiftype != 0`: the link by which the packet leaves is known.
-    pub fn is_leaving(self) -> NftRule {
+    pub fn match_leaving(self) -> NftRule {
         self.match_bytes(PacketField::Oiftype, false, &[0, 0])
     }
 

@@ -31,15 +31,26 @@ pub(super) fn link_local_addresses(
     link: &Link,
     mac: MacAddress,
 ) -> Result<Vec<IpAddr>> {
-    let [a, b, c, d, e, f] = mac.0;
-    let [a, b, c, d] = [[a ^ 2, b], [c, 0xff], [0xfe, d], [e, f]].map(u16::from_be_bytes);
-    let derived = Ipv6Addr::new(0xfe80, 0, 0, 0, a, b, c, d);
+    let [first, second, third, rest @ ..] = mac.0;
+    let mut octets = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, first ^ 2, second, third, 0xff, 0xfe, 0, 0, 0];
+    octets[13..].copy_from_slice(&rest);
+    let derived = Ipv6Addr::from(octets);
     let mut all = vec![IpAddr::V6(derived)];
     all.extend(inside.netlink.dump_addresses(link.index)?.into_iter().map(|addr| addr.net.addr()));
     all.retain(|ip| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local()));
     all.sort_unstable();
     all.dedup();
     Ok(all)
+}
+
+/// The container's routers.
+pub(super) fn routers_of(prev: &CniResult) -> Vec<IpAddr> {
+    let gateways = prev.ips.iter().filter_map(|ip| ip.gateway);
+    let mut routers: Vec<IpAddr> =
+        gateways.chain(prev.routes.iter().filter_map(|route| route.gw)).collect();
+    routers.sort_unstable();
+    routers.dedup();
+    routers
 }
 
 /// The name servers that the container may be told of: those of the result, and those of the host,

@@ -15,6 +15,41 @@ fn listed(node: &Node, args: &[&str]) -> String {
 }
 
 #[test]
+fn check_names_the_entry_that_decides() {
+    let world = World::new(
+        "bridge",
+        &json!({"allow": [{"to": ["192.0.2.0/24"], "ports": ["udp"]}, {"to": ["10.1.2.2"]}]}),
+    );
+    let asked = |words: &str| {
+        let words: Vec<&str> = words.split(' ').collect();
+        let options = ["check", "--container", "c1"];
+        let outcome = world.node.tool("egress", &[&options[..], &words].concat()).run();
+        (outcome.status, outcome.stdout)
+    };
+    for (words, status, said) in [
+        (
+            "192.0.2.7 udp/53",
+            0,
+            "192.0.2.7 is another host\nudp/53 is allowed by allow[0] of policy 1\n",
+        ),
+        ("192.0.2.7", 1, "192.0.2.7 is another host\ntcp is refused by policy of policy 1\n"),
+        (
+            "10.1.2.2 icmp",
+            0,
+            "10.1.2.2 is a container of this host\nicmp is allowed by allow[1] of policy 1\n",
+        ),
+        (
+            "10.9.0.1 tcp/22",
+            1,
+            "10.9.0.1 is the host itself\ntcp/22 is refused by policy of policy 1\n",
+        ),
+    ] {
+        assert_eq!(asked(words), (Some(status), said.to_owned()), "{words}");
+    }
+    assert_eq!(asked("example.com tcp/22").0, Some(2));
+}
+
+#[test]
 fn ls_tells_what_was_refused() {
     for kind in ["bridge", "ptp"] {
         let world = World::new(kind, &json!({"allow": [{"to": ["192.0.2.0/24"]}]}));

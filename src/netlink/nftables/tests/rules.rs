@@ -82,7 +82,7 @@ fn statements_are_listed_by_nft_as_intended() {
         (new().has_ip_options().drop(), "ip hdrlength != 5 drop"),
         (new().byte_is(PacketField::Pkttype, 0).accept(), "meta pkttype host accept"),
         (new().opens_no_connection().accept(), "tcp flags rst,ack accept"),
-        (new().is_leaving().go_to("regular"), "meta oiftype != 0 goto regular"),
+        (new().match_leaving().go_to("regular"), "meta oiftype != 0 goto regular"),
         (
             new().match_interface(PacketField::Oifkind, true, "veth").drop(),
             "meta oifkind \"veth\" drop",
