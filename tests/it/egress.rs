@@ -5,6 +5,7 @@ mod checksums;
 mod flush;
 mod lifecycle;
 mod mistakes;
+mod recipes;
 mod skipped;
 mod sources;
 mod tool;
@@ -47,27 +48,33 @@ fn list<'n>(node: &'n Node, kind: &str, keys: &Value) -> Conflist<'n> {
     )
 }
 
+/// Adds the host outside, to which the default routes of the node lead.
+fn add_outside(node: &Node) -> Container {
+    let outside = Container::new();
+    let mut ipam = node.host_local(&["10.9.0.0/24", "2001:db8:9::/64"]);
+    ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
+    let ptp =
+        json!({"cniVersion": "1.1.0", "name": "world", "plugins": [{"type": "ptp", "ipam": ipam}]});
+    let world = Conflist::new(node, ptp).add(&Attached::new("world", &outside.path())).unwrap();
+    let link = world["interfaces"][0]["name"].as_str().unwrap();
+    for addr in FAR {
+        let (length, via) = if addr.contains(':') { (128, "-6") } else { (32, "-4") };
+        outside.sh(&format!("ip {via} addr add {addr}/{length} dev eth0 nodad"));
+        let near = OUTSIDE[usize::from(addr.contains(':'))];
+        node.sh(&format!("ip {via} route add {addr}/{length} via {near} dev {link}"));
+    }
+    for (family, via) in [("-4", OUTSIDE[0]), ("-6", OUTSIDE[1])] {
+        node.sh(&format!("ip {family} route add default via {via} dev {link}"));
+    }
+    outside
+}
+
 impl World {
     /// Attaches a container with a policy, and a neighbour.
     fn new(kind: &str, keys: &Value) -> World {
         let node = Node::new();
         node.sh("ip addr add 203.0.113.1/24 dev lo");
-        let (outside, neighbour, inside) = (Container::new(), Container::new(), Container::new());
-        let mut ipam = node.host_local(&["10.9.0.0/24", "2001:db8:9::/64"]);
-        ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
-        let ptp = json!({"cniVersion": "1.1.0", "name": "world", "plugins": [{"type": "ptp", "ipam": ipam}]});
-        let world =
-            Conflist::new(&node, ptp).add(&Attached::new("world", &outside.path())).unwrap();
-        let link = world["interfaces"][0]["name"].as_str().unwrap();
-        for addr in FAR {
-            let (length, via) = if addr.contains(':') { (128, "-6") } else { (32, "-4") };
-            outside.sh(&format!("ip {via} addr add {addr}/{length} dev eth0 nodad"));
-            let near = OUTSIDE[usize::from(addr.contains(':'))];
-            node.sh(&format!("ip {via} route add {addr}/{length} via {near} dev {link}"));
-        }
-        for (family, via) in [("-4", OUTSIDE[0]), ("-6", OUTSIDE[1])] {
-            node.sh(&format!("ip {family} route add default via {via} dev {link}"));
-        }
+        let (outside, neighbour, inside) = (add_outside(&node), Container::new(), Container::new());
         let mut bare = list(&node, kind, keys);
         bare.conf["plugins"].as_array_mut().unwrap().pop();
         bare.add(&Attached::new("neighbour", &neighbour.path())).unwrap();

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde_json::{Value, json};
 
 use crate::support::node::Container;
 
@@ -63,6 +64,26 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
+    /// Starts the machine of the container `c1` with the configuration that its result has, as
+    /// firecracker-go-sdk reads it.
+    pub(crate) fn boot(container: &Container, result: &Value) -> Machine {
+        let interfaces = result["interfaces"].as_array().unwrap();
+        let index = interfaces.iter().position(|entry| entry["sandbox"] == "c1").unwrap();
+        let entry = &interfaces[index];
+        let machine = Machine::start(container, entry["name"].as_str().unwrap());
+        let inside = &machine.inside;
+        inside.sh(&format!("ip link set eth0 address {} up", entry["mac"].as_str().unwrap()));
+        let own = |ip: &&Value| ip["interface"] == json!(index);
+        for ip in result["ips"].as_array().unwrap().iter().filter(own) {
+            let (address, gateway) =
+                (ip["address"].as_str().unwrap(), ip["gateway"].as_str().unwrap());
+            let (family, more) = if address.contains(':') { ("-6", "nodad") } else { ("-4", "") };
+            inside.sh(&format!("ip {family} addr add {address} dev eth0 {more}"));
+            inside.sh(&format!("ip {family} route add default via {gateway}"));
+        }
+        machine
+    }
+
     /// Opens the device `tap` of a container.
     pub(crate) fn start(container: &Container, tap: &str) -> Machine {
         let inside = Container::new();

@@ -8,25 +8,6 @@ use crate::support::net::{FIRST, GATEWAYS, Net, merged};
 use crate::support::node::{Container, Node, eventually};
 use crate::support::tap::{Machine, SINGLE, frame, open};
 
-/// Starts a machine with the configuration that a result has for `c1`, as firecracker-go-sdk reads
-/// it.
-fn boot(container: &Container, result: &Value) -> Machine {
-    let interfaces = result["interfaces"].as_array().unwrap();
-    let index = interfaces.iter().position(|entry| entry["sandbox"] == "c1").unwrap();
-    let entry = &interfaces[index];
-    let machine = Machine::start(container, entry["name"].as_str().unwrap());
-    let inside = &machine.inside;
-    inside.sh(&format!("ip link set eth0 address {} up", entry["mac"].as_str().unwrap()));
-    for ip in result["ips"].as_array().unwrap().iter().filter(|ip| ip["interface"] == json!(index))
-    {
-        let (address, gateway) = (ip["address"].as_str().unwrap(), ip["gateway"].as_str().unwrap());
-        let (family, more) = if address.contains(':') { ("-6", "nodad") } else { ("-4", "") };
-        inside.sh(&format!("ip {family} addr add {address} dev eth0 {more}"));
-        inside.sh(&format!("ip {family} route add default via {gateway}"));
-    }
-    machine
-}
-
 #[test]
 fn a_machine_has_the_network_of_the_container() {
     for plugin in ["ptp", "bridge"] {
@@ -40,7 +21,7 @@ fn a_machine_has_the_network_of_the_container() {
             };
             let pod = subject.pod_with("1.1.0", &json!({"allAddresses": all}));
             let last = pod.call("ADD").result();
-            let machine = boot(&pod.container, &last);
+            let machine = Machine::boot(&pod.container, &last);
             let families = if all { 2 } else { 1 };
             for (gateway, address) in GATEWAYS.iter().zip(FIRST).take(families) {
                 eventually("the machine reaches the node", || machine.inside.pings(gateway));
@@ -64,7 +45,7 @@ fn a_machine_has_the_network_of_the_container() {
 fn large_packets_and_streams_pass() {
     let pod = SUBJECT.pod_with("1.0.0", &json!({"allAddresses": true}));
     let last = pod.call("ADD").result();
-    let machine = boot(&pod.container, &last);
+    let machine = Machine::boot(&pod.container, &last);
     for size in [1472, 20_000] {
         eventually("large packets are answered", || {
             machine.inside.try_sh(&format!("ping -n -c 1 -W 2 -s {size} {}", GATEWAYS[0]))
@@ -148,7 +129,7 @@ fn lists_with_other_chained_plugins_work_in_either_order() {
         for conf in &plugins {
             call("CHECK", conf, &last).ok();
         }
-        let machine = boot(&container, &last);
+        let machine = Machine::boot(&container, &last);
         eventually("the machine reaches the node", || machine.inside.pings(GATEWAYS[0]));
         assert!(machine.inside.pings(GATEWAYS[1]), "{order}");
         drop(machine);
