@@ -38,11 +38,12 @@ const METADATA: [&str; 4] = ["169.254.0.0/16", "fd00:ec2::254", "168.63.129.16",
 
 /// The networks that are not the Internet, besides the container's own: the profile `sandbox`
 /// denies them.
-const SPECIAL: [&str; 26] = [
+const SPECIAL: [&str; 27] = [
     // link-local addresses: the metadata services of clouds and their neighbours
     "169.254.0.0/16",
     "fd00:ec2::254",
     "168.63.129.16",
+    "100.100.100.200",
     // private, shared, loopback, protocol assignments, benchmarks, multicast, reserved, broadcast
     // (RFC 6890)
     "0.0.0.0/8",
@@ -301,12 +302,12 @@ fn compile_routed(
     let mut all: Vec<Entry> = entries.iter().map(|entry| entry.networks(|_| true)).collect();
     let special = [&*parse_networks(&SPECIAL)?, scene.on_link].concat();
     let servers: Vec<IpNet> = scene.name_servers.iter().copied().map(IpNet::from).collect();
-    let denied: Vec<Entry> =
-        all.iter().filter(|entry| entry.verdict == Verdict::Deny).cloned().collect();
     for entry in entries.iter().filter(|entry| entry.names(Destination::Dns)) {
         let (networks, services) = (servers.clone(), entry.name_services());
         all.push(Entry { networks, services, verdict: entry.verdict });
     }
+    let denied: Vec<Entry> =
+        all.iter().filter(|entry| entry.verdict == Verdict::Deny).cloned().collect();
     if is_sandbox {
         all.extend(sandbox_entries(&special));
     } else if by_default.is_empty() {

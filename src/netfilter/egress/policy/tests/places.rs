@@ -49,7 +49,9 @@ fn the_word_dns_is_port_53_of_the_host_and_of_name_servers() {
     // A sandbox has it, unless its policy denies it.
     let sandbox = policy(SANDBOXED).compile(&scene).unwrap();
     assert_verdicts(&sandbox.routed, &[("10.20.0.9", DNS)], &denied[..2]);
-    for deny in [r#"{"ports": ["udp/53", "tcp/53"]}"#, r#"{"to": ["10.20.0.0/16"]}"#] {
+    for deny in
+        [r#"{"ports": ["udp/53", "tcp/53"]}"#, r#"{"to": ["10.20.0.0/16"]}"#, r#"{"to": ["dns"]}"#]
+    {
         let json = format!(r#"{{"profile": "sandbox", "deny": [{deny}]}}"#);
         let routed = policy(&json).compile(&scene).unwrap().routed;
         assert_verdicts(&routed, &[], &[("10.20.0.9", DNS)]);
