@@ -72,6 +72,7 @@ impl Plugin for Egress {
         let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
         let (end, mut port) =
             find_port(host, &inside, owner.ifname, prev, policies, conf.published()?)?;
+        port.is_audited = conf.is_audited()?;
         warn_of_idle_entries(&port)?;
         let compiled = port.compile()?;
         let program = port.guard_program(&compiled)?;
@@ -257,6 +258,7 @@ fn find_port(
         uplinks,
         published,
         policies,
+        is_audited: false,
         added: Vec::new(),
         replaced: Vec::new(),
     };

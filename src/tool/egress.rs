@@ -1,6 +1,7 @@
 //! `cnibox egress`: lists the containers with an egress policy and what they were refused, replaces
-//! policies, and tells which entry of a policy decides.
+//! policies, tells which entry of a policy decides, and proposes policies.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -15,7 +16,7 @@ use crate::iface::guard::{self, SINK};
 use crate::netfilter::egress::compile::Service;
 use crate::netfilter::egress::explain::{DestinationPlace, explain};
 use crate::netfilter::egress::lint::find_idle_entries;
-use crate::netfilter::egress::policy::{parse_service, service_name};
+use crate::netfilter::egress::policy::{EgressPolicy, PolicyEntry, parse_service, service_name};
 use crate::netfilter::egress::report::{PortReport, list_ports};
 use crate::netfilter::egress::{self, CONTAINER_LINKS, EgressPart, source};
 use crate::netfilter::{AttachmentId, PacketFilter};
@@ -31,6 +32,7 @@ egress: lists what containers with a policy were refused, explains and replaces 
 Usage:
   cnibox egress ls [--network NAME] [--container ID] [--json | --metrics]
   cnibox egress check --container ID [--network NAME] [--interface NAME] ADDRESS [SERVICE]
+  cnibox egress learn --container ID [--network NAME] [--interface NAME]
   cnibox egress set --container ID [--network NAME] [--interface NAME] FILE
 
 ls prints each container with a policy, the number of packets and bytes that the policy refused, \
@@ -42,6 +44,10 @@ its last packet; at most 50 new flows of a container are recorded at once, and 5
 check tells which entry of each policy in force decides about a service, such as tcp/443, at an \
             address; without
 SERVICE about all ports of TCP. The status is 1 if the container may not reach it.
+
+learn prints the policy of a container with entries for the flows that ls prints: what it was \
+            refused, or would have
+been refused in the mode audit. Read it before you use it.
 
 set replaces all policies of a running container by the one in FILE, by one transaction. Open \
             connections are judged by
@@ -74,12 +80,14 @@ Example:
 
 /// The same help for the other words.
 const SET: ToolCommand = ToolCommand { command: "cnibox egress set", ..TOOL };
+const LEARN: ToolCommand = ToolCommand { command: "cnibox egress learn", ..TOOL };
 const CHECK: ToolCommand = ToolCommand { command: "cnibox egress check", ..TOOL };
 
 /// The words after `cnibox egress`.
 pub const TOOLS: &[PluginService] = &[
     PluginService { name: "ls", main: list_main },
     PluginService { name: "check", main: check_main },
+    PluginService { name: "learn", main: learn_main },
     PluginService { name: "set", main: set_main },
 ];
 
@@ -104,6 +112,11 @@ fn require_list_options(line: CommandLine) -> Result<CommandLine> {
         return Err(usage_error("--json excludes --metrics"));
     }
     Ok(line)
+}
+
+fn learn_main(args: Vec<String>) -> ExitCode {
+    let require = |line| require_container(line, "learn", "no word", 0..=0);
+    LEARN.run_command(args, require, |line| propose_policy(&line))
 }
 
 /// Fails unless the line selects a container, and has `count` words, which are `what`.
@@ -293,6 +306,36 @@ fn explain_policies(question: &Question) -> Result<ExitCode> {
     Ok(if is_allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// Prints the container's policy with entries for what it was refused.
+fn propose_policy(line: &CommandLine) -> Result<ExitCode> {
+    let report = selected_port(line, &PacketFilter::new())?;
+    let port = &report.stored.content;
+    let mut policy = match port.policies.as_slice() {
+        [alone] => alone.clone(),
+        _ => EgressPolicy::default(),
+    };
+    let host = Netlink::open()?;
+    let mut services: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (addr, service) in &report.flows {
+        let Some(service) = service else { continue };
+        let to = match find_place_of(&host, port, *addr)? {
+            DestinationPlace::Host => "host".to_owned(),
+            DestinationPlace::Neighbour | DestinationPlace::AnotherHost => addr.to_string(),
+        };
+        services.entry(to).or_default().push(service_name(*service));
+    }
+    let mut destinations: BTreeMap<Vec<String>, Vec<String>> = BTreeMap::new();
+    for (to, mut ports) in services {
+        ports.sort_unstable();
+        ports.dedup();
+        destinations.entry(ports).or_default().push(to);
+    }
+    let learned =
+        destinations.into_iter().map(|(ports, to)| PolicyEntry { to, ports: Some(ports) });
+    policy.allow.extend(learned);
+    print_text(&json_text(&policy)?)
+}
+
 /// Where packets of the container to an address end.
 fn find_place_of(host: &Netlink, port: &EgressPart, addr: IpAddr) -> Result<DestinationPlace> {
     if host.dump_all_addresses()?.iter().any(|own| own.net.addr() == addr) {
@@ -325,7 +368,9 @@ fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
         warn!("{idle}");
     }
     let added = stored.policies_of_add().clone();
-    let mut port = EgressPart { policies: vec![policy], added, ..stored.clone() };
+    // What is set is enforced.
+    let mut port =
+        EgressPart { policies: vec![policy], added, is_audited: false, ..stored.clone() };
     port.replaces(&stored);
     let compiled = port.compile()?;
     let program = port.guard_program(&compiled)?;

@@ -11,7 +11,8 @@ use super::compile::{AllowedRange, AllowedTraffic, LAST_SERVICE, ServiceRange};
 use super::part::EgressPart;
 use super::policy::CompiledPolicy;
 use super::table::{
-    ETH_P_IP, FRAMES, ICMP, ICMPV6, PACKETS, PolicyChains, discovery, established_reply,
+    ETH_P_IP, FRAMES, ICMP, ICMPV6, NOTED, PACKETS, PolicyChains, REFUSED, discovery,
+    established_reply,
 };
 use super::{CONTAINER_LINKS, LINK_LOCAL, PolicyChain};
 use crate::attachment::sha512_hex;
@@ -62,6 +63,8 @@ pub(super) struct PolicyObjects {
     pub(super) table: NftTable<'static>,
     /// The name of the chain that elements refer to.
     pub(super) chain: String,
+    /// The chain for what the policy refuses.
+    end: &'static str,
     /// The sets, with their content.
     sets: Vec<PolicySet>,
     /// The chains with their rules; a chain comes before those that refer to it.
@@ -82,10 +85,11 @@ impl PolicySet {
 }
 
 impl PolicyObjects {
-    fn new(table: NftTable<'static>, id: &str) -> PolicyObjects {
+    fn new(table: NftTable<'static>, id: &str, end: &'static str) -> PolicyObjects {
         PolicyObjects {
             table,
             chain: format!("{POLICY}{id}"),
+            end,
             sets: Vec::new(),
             chains: Vec::new(),
         }
@@ -94,12 +98,17 @@ impl PolicyObjects {
     /// The policy of packets that enter the host's stack. They are judged before the host translates
     /// their destination, as the container has written it; forwarded ones again, when it is known by
     /// which link they leave. A translation is the administrator's.
-    pub(super) fn of_packets(policy: &PacketPolicy<'_>, uplinks: &[String]) -> PolicyObjects {
+    pub(super) fn of_packets(
+        policy: &PacketPolicy<'_>,
+        uplinks: &[String],
+        end: &'static str,
+    ) -> PolicyObjects {
         let PacketPolicy { routed, neighbours, host } = *policy;
         let mut content = [routed, neighbours, host].map(AllowedTraffic::to_bytes).concat();
         content.extend(uplinks.join("/").into_bytes());
+        content.extend(end.bytes());
         let id = sha512_hex(content, ID_LENGTH);
-        let mut objects = PolicyObjects::new(PACKETS, &id);
+        let mut objects = PolicyObjects::new(PACKETS, &id, end);
         let [start, forward, to_host, to_neighbours] = CHAINS.map(|prefix| format!("{prefix}{id}"));
         let rules = objects.add_traffic(&to_host, host);
         objects.chains.push((to_host.clone(), rules));
@@ -149,9 +158,13 @@ impl PolicyObjects {
 
     /// The policy of frames that a bridge forwards; `found` has the addresses that may be asked for
     /// by ARP and neighbour discovery.
-    pub(super) fn of_frames(traffic: &AllowedTraffic, found: &AllowedTraffic) -> PolicyObjects {
-        let id = sha512_hex([traffic.to_bytes(), found.to_bytes()].concat(), ID_LENGTH);
-        let mut objects = PolicyObjects::new(FRAMES, &id);
+    pub(super) fn of_frames(
+        traffic: &AllowedTraffic,
+        found: &AllowedTraffic,
+        end: &'static str,
+    ) -> PolicyObjects {
+        let content = [&traffic.to_bytes(), &found.to_bytes(), end.as_bytes()].concat();
+        let mut objects = PolicyObjects::new(FRAMES, &sha512_hex(content, ID_LENGTH), end);
         let pongs = NftRule::new().ethertype_is(ETH_P_IP).byte_is(PacketField::L4proto, ICMP);
         // Frames belong to no connection: what opens none is a reply.
         let mut rules = vec![
@@ -226,7 +239,7 @@ impl PolicyObjects {
                 vec![NftRule::new().in_set(&[field, PacketField::L4proto, PacketField::Dport], set)]
             }));
         }
-        rules.push(NftRule::new().go_to("refused").with_comment("refused"));
+        rules.push(NftRule::new().go_to(self.end).with_comment(self.end));
         rules
     }
 
@@ -310,6 +323,7 @@ impl EgressPart {
     }
 
     pub(super) fn objects(&self, compiled: &CompiledPolicy) -> Vec<PolicyObjects> {
+        let end = if self.is_audited { NOTED } else { REFUSED };
         // In a VRF, or on a bridge, rules cannot ask the kernel whether an address is local to the
         // host, so the policy lists the host's addresses. Only those of the container's own
         // networks: others come and go, and equal policies would get different chains.
@@ -322,6 +336,7 @@ impl EgressPart {
         let mut objects = vec![PolicyObjects::of_packets(
             &PacketPolicy { routed: &routed, neighbours: &neighbours, host: &compiled.host },
             &self.uplinks,
+            end,
         )];
         if self.is_bridged {
             let near = self.local_subnets();
@@ -336,7 +351,7 @@ impl EgressPart {
                 self.routers.iter().copied().map(IpNet::from).chain([IpNet::V6(LINK_LOCAL)]);
             let routers: Vec<IpNet> = routers.filter(|_| self.bridge_mac.is_none()).collect();
             let found = traffic.union(&AllowedTraffic::to_networks(&routers));
-            objects.push(PolicyObjects::of_frames(&traffic, &found));
+            objects.push(PolicyObjects::of_frames(&traffic, &found, end));
         }
         objects
     }
@@ -485,7 +500,8 @@ mod tests {
         let policy = EgressPolicy { profile: "sandbox".to_owned(), ..EgressPolicy::default() };
         let compiled = policy.compile(&PolicyScene::default()).unwrap();
         let CompiledPolicy { routed, neighbours, host, .. } = &compiled;
-        let objects = PolicyObjects::of_packets(&PacketPolicy { routed, neighbours, host }, &[]);
+        let objects =
+            PolicyObjects::of_packets(&PacketPolicy { routed, neighbours, host }, &[], REFUSED);
         let names = objects.sets.iter().filter(|set| set.name.starts_with(FORWARD));
         let ends: Vec<&str> = names.map(|set| set.name.rsplit('_').next().unwrap()).collect();
         assert_eq!(ends, ["all4", "prefixes6"]);

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::GROUPS;
-use super::compile::{ServiceRange, merge_services};
+use super::compile::{ServiceRange, flatten, merge_services};
 use super::guard::{self, GuardPolicy};
 use super::policy::{self, CompiledPolicy, EgressPolicy, PolicyScene};
 use crate::netlink::MacAddress;
@@ -43,6 +43,9 @@ pub struct EgressPart {
     /// The veth links and bridges by which packets leave the host instead of reaching another
     /// container.
     pub uplinks: Vec<String>,
+    /// Whether what the policies refuse passes, and is only noted.
+    #[serde(skip_serializing_if = "is_false")]
+    pub is_audited: bool,
     /// The services of published ports, as in [`EgressPolicy::serve`].
     pub published: Vec<String>,
     /// All of these policies must allow a packet.
@@ -101,14 +104,18 @@ impl EgressPart {
         let away = compiled.routed.union(&compiled.neighbours).without(&near);
         let allowed = away.union(&on_link).union(&groups);
         let allowed = allowed.without(&host).union(&compiled.host.restrict_to(&host));
+        let (found, neighbours) =
+            (allowed.restrict_to(&near), on_link.without(&self.own_networks(|_| true)));
+        let everything = flatten(&[], &[ServiceRange::ALL]);
+        let judged = |traffic| if self.is_audited { &everything } else { traffic };
         guard::compile_program(&GuardPolicy {
             mac: self.mac,
-            allowed: &allowed,
+            allowed: judged(&allowed),
             served: &compiled.served,
             routers: &self.routers,
             sources: Some(&self.ips),
-            found: &allowed.restrict_to(&near),
-            neighbours: &on_link.without(&self.own_networks(|_| true)),
+            found: judged(&found),
+            neighbours: judged(&neighbours),
             bridge: self.bridge_mac,
         })
     }
@@ -127,4 +134,9 @@ impl EgressPart {
         let own = self.host.iter().filter(|addr| !broadcasts.contains(addr) && which(addr));
         own.copied().map(IpNet::from).collect()
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(flag: &bool) -> bool {
+    !flag
 }

@@ -80,12 +80,17 @@ const SPECIAL: [&str; 27] = [
 pub struct EgressPolicy {
     /// The verdict on destinations that no entry names: `deny` or `allow`. Default: `deny`; with a
     /// profile `allow`.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub policy: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub allow: Vec<PolicyEntry>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub deny: Vec<PolicyEntry>,
     /// `sandbox` or empty.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub profile: String,
     /// The services of the container whose replies pass, besides its published ports.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub serve: Vec<String>,
 }
 
@@ -97,6 +102,7 @@ pub struct PolicyEntry {
     pub to: Vec<String>,
     /// Services: `tcp/443`, `tcp/8000-8100`, `udp`, `icmp`, or the number of a protocol. `None`:
     /// all.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub ports: Option<Vec<String>>,
 }
 

@@ -17,6 +17,7 @@
 //!     }
 //!     chain link { .. }                       what IPv6 needs on a link; other source addresses; replies
 //!     chain refused { .. drop }
+//!     chain noted { .. accept }               in place of refused, if the policies are audited
 //!     chain policy_5f1d.. {                   one for equal policies
 //!         meta oiftype != 0 goto forward_5f1d..
 //!         jump link
@@ -180,13 +181,13 @@ impl FlowSets {
         (packets, [PacketField::EtherSaddr, PacketField::L4proto, service, daddr], flows)
     }
 
-    /// Keeps a recorded flow for longer, and drops the packet, which does not count for the limit.
+    /// Keeps a recorded flow for longer. A verdict follows: the packet does not count for the limit.
     fn keep(self, kind: FlowKind) -> NftRule {
         let (packets, key, flows) = self.describe(kind);
         keep_recorded(packets, &key, flows)
     }
 
-    /// Records a new flow, unless the container has too many, and drops the packet.
+    /// Records a new flow, unless the container has too many. A verdict follows.
     fn record(self, kind: FlowKind) -> NftRule {
         let (packets, key, flows) = self.describe(kind);
         self.record_key(packets, &key, flows)
@@ -197,12 +198,11 @@ impl FlowSets {
         packets
             .add_with_limit(&key[..1], self.packet_senders, PER_MINUTE, BURST)
             .update_set(key, flows)
-            .drop()
     }
 }
 
 fn keep_recorded(packets: NftRule, key: &[PacketField], flows: NftSet<'_>) -> NftRule {
-    packets.in_set(key, flows).update_set(key, flows).drop()
+    packets.in_set(key, flows).update_set(key, flows)
 }
 
 /// Packets whose flows are recorded in the same way.
@@ -234,7 +234,9 @@ pub(super) const GUARD_REFUSED: NftSet<'_> =
     GUARD.named_set("refused", &[ValueType::EtherAddr]).with_counters();
 
 const LINK: &str = "link";
-const REFUSED: &str = "refused";
+/// The chains for what a policy refuses, and for what it would refuse.
+pub(super) const REFUSED: &str = "refused";
+pub(super) const NOTED: &str = "noted";
 
 /// The number of ICMP (RFC 792).
 pub(super) const ICMP: u8 = 1;
@@ -321,6 +323,7 @@ fn count_refusal(refused: NftSet<'_>) -> NftRule {
 }
 
 const DROP: FixedRule = ("drop", || NftRule::new().drop());
+const ACCEPT: FixedRule = ("accept", || NftRule::new().accept());
 const FOREIGN: &str = "from another address";
 
 const PACKET_LAYOUT: TableLayout = TableLayout {
@@ -338,15 +341,30 @@ const PACKET_LAYOUT: TableLayout = TableLayout {
             PACKETS.named_chain(REFUSED),
             &[
                 ("count", || count_refusal(PACKET_SETS.refused)),
-                ("recorded ICMP", || PACKET_FLOWS.keep(FlowKind::Icmp)),
-                ("record ICMP", || PACKET_FLOWS.record(FlowKind::Icmp)),
-                ("recorded ICMPv6", || PACKET_FLOWS.keep(FlowKind::Icmpv6)),
-                ("record ICMPv6", || PACKET_FLOWS.record(FlowKind::Icmpv6)),
-                ("recorded IPv4", || PACKET_FLOWS.keep(FlowKind::Ipv4)),
-                ("record IPv4", || PACKET_FLOWS.record(FlowKind::Ipv4)),
-                ("recorded IPv6", || PACKET_FLOWS.keep(FlowKind::Ipv6)),
-                ("record IPv6", || PACKET_FLOWS.record(FlowKind::Ipv6)),
+                ("recorded ICMP", || PACKET_FLOWS.keep(FlowKind::Icmp).drop()),
+                ("record ICMP", || PACKET_FLOWS.record(FlowKind::Icmp).drop()),
+                ("recorded ICMPv6", || PACKET_FLOWS.keep(FlowKind::Icmpv6).drop()),
+                ("record ICMPv6", || PACKET_FLOWS.record(FlowKind::Icmpv6).drop()),
+                ("recorded IPv4", || PACKET_FLOWS.keep(FlowKind::Ipv4).drop()),
+                ("record IPv4", || PACKET_FLOWS.record(FlowKind::Ipv4).drop()),
+                ("recorded IPv6", || PACKET_FLOWS.keep(FlowKind::Ipv6).drop()),
+                ("record IPv6", || PACKET_FLOWS.record(FlowKind::Ipv6).drop()),
                 DROP,
+            ],
+        ),
+        (
+            PACKETS.named_chain(NOTED),
+            &[
+                ("count", || count_refusal(PACKET_SETS.refused)),
+                ("recorded ICMP", || PACKET_FLOWS.keep(FlowKind::Icmp).accept()),
+                ("record ICMP", || PACKET_FLOWS.record(FlowKind::Icmp).accept()),
+                ("recorded ICMPv6", || PACKET_FLOWS.keep(FlowKind::Icmpv6).accept()),
+                ("record ICMPv6", || PACKET_FLOWS.record(FlowKind::Icmpv6).accept()),
+                ("recorded IPv4", || PACKET_FLOWS.keep(FlowKind::Ipv4).accept()),
+                ("record IPv4", || PACKET_FLOWS.record(FlowKind::Ipv4).accept()),
+                ("recorded IPv6", || PACKET_FLOWS.keep(FlowKind::Ipv6).accept()),
+                ("record IPv6", || PACKET_FLOWS.record(FlowKind::Ipv6).accept()),
+                ACCEPT,
             ],
         ),
         (PACKETS.named_chain(LINK), &LINK_RULES),
@@ -454,6 +472,7 @@ const FRAME_LAYOUT: TableLayout = TableLayout {
     ],
     chains: &[
         (FRAMES.named_chain(REFUSED), &[("count", || count_refusal(FRAME_SETS.refused)), DROP]),
+        (FRAMES.named_chain(NOTED), &[("count", || count_refusal(FRAME_SETS.refused)), ACCEPT]),
         (
             FRAMES.named_chain("prerouting").at_filter_hook(NetfilterHook::Prerouting, RAW),
             &[
@@ -505,19 +524,20 @@ pub(super) const GUARD_LAYOUT: TableLayout = TableLayout {
                 NftRule::new().not_in_set(&[PacketField::EtherSaddr], GUARD_REFUSED).drop()
             }),
             ("count", || NftRule::new().in_set(&[PacketField::EtherSaddr], GUARD_REFUSED)),
-            ("recorded ICMP", || GUARD_FLOWS.keep(FlowKind::Icmp)),
-            ("record ICMP", || GUARD_FLOWS.record(FlowKind::Icmp)),
-            ("recorded ICMPv6", || GUARD_FLOWS.keep(FlowKind::Icmpv6)),
-            ("record ICMPv6", || GUARD_FLOWS.record(FlowKind::Icmpv6)),
-            ("recorded IPv4", || GUARD_FLOWS.keep(FlowKind::Ipv4)),
-            ("record IPv4", || GUARD_FLOWS.record(FlowKind::Ipv4)),
-            ("recorded IPv6", || GUARD_FLOWS.keep(FlowKind::Ipv6)),
-            ("record IPv6", || GUARD_FLOWS.record(FlowKind::Ipv6)),
+            ("recorded ICMP", || GUARD_FLOWS.keep(FlowKind::Icmp).drop()),
+            ("record ICMP", || GUARD_FLOWS.record(FlowKind::Icmp).drop()),
+            ("recorded ICMPv6", || GUARD_FLOWS.keep(FlowKind::Icmpv6).drop()),
+            ("record ICMPv6", || GUARD_FLOWS.record(FlowKind::Icmpv6).drop()),
+            ("recorded IPv4", || GUARD_FLOWS.keep(FlowKind::Ipv4).drop()),
+            ("record IPv4", || GUARD_FLOWS.record(FlowKind::Ipv4).drop()),
+            ("recorded IPv6", || GUARD_FLOWS.keep(FlowKind::Ipv6).drop()),
+            ("record IPv6", || GUARD_FLOWS.record(FlowKind::Ipv6).drop()),
             ("recorded ARP", || {
-                keep_recorded(NftRule::new().ethertype_is(ETH_P_ARP), &ARP_KEY, GUARD_ARP)
+                keep_recorded(NftRule::new().ethertype_is(ETH_P_ARP), &ARP_KEY, GUARD_ARP).drop()
             }),
             ("record ARP", || {
-                GUARD_FLOWS.record_key(NftRule::new().ethertype_is(ETH_P_ARP), &ARP_KEY, GUARD_ARP)
+                let requests = NftRule::new().ethertype_is(ETH_P_ARP);
+                GUARD_FLOWS.record_key(requests, &ARP_KEY, GUARD_ARP).drop()
             }),
             DROP,
         ],

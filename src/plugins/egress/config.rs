@@ -34,6 +34,8 @@ pub struct EgressConfig {
     deny: Option<Vec<PolicyEntry>>,
     profile: Option<String>,
     serve: Option<Vec<String>>,
+    /// `enforce` or `audit`, with which what the policies refuse passes, and is only noted.
+    mode: String,
     /// The directory of named policies, below `/etc/cni`, `/run/cni` or `/var/lib/cni`; only root
     /// can write there.
     policy_dir: PathBuf,
@@ -88,6 +90,12 @@ impl EgressConfig {
         most: usize,
         remarks: &mut ConfigRemarks,
     ) -> Result<()> {
+        if self.is_audited()? {
+            let problem = "the policies refuse nothing: mode is \"audit\"";
+            remarks.warnings.push(Error::config(problem).with_details(
+                "\"cnibox egress learn\" prints the policy that would do; then leave \"mode\" out",
+            ));
+        }
         if let Some(policy) = self.own_policy() {
             let scene = PolicyScene::default();
             policy.compile(&scene)?;
@@ -117,6 +125,16 @@ impl EgressConfig {
         Ok(policies)
     }
 
+    /// Whether the policies are only audited.
+    pub(super) fn is_audited(&self) -> Result<bool> {
+        match self.mode.as_str() {
+            "" | "enforce" => Ok(false),
+            "audit" => Ok(true),
+            other => Err(Error::config(format!("mode {other:?}: unknown mode"))
+                .with_details("write \"enforce\" or \"audit\", or leave the key out")),
+        }
+    }
+
     /// The services that are served whatever the policies are, as in [`EgressPolicy::serve`]: those
     /// of published ports, and `serve` if it belongs to no policy.
     pub(super) fn published(&self) -> Result<Vec<String>> {
@@ -142,6 +160,7 @@ pub(super) fn require_known_keys(config: &Json) -> Result<()> {
     let Json::Object(members) = config else { return Ok(()) };
     let policy = DecodedKeys::of_type::<EgressPolicy>();
     let own = policy.clone().with_member("policyDir", DecodedKeys::Any);
+    let own = own.with_member("mode", DecodedKeys::Any);
     let common = PluginConfig::common_keys();
     let is_common = |name: &str| {
         common.member_keys(name).is_some()
