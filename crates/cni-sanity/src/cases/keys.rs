@@ -174,7 +174,7 @@ pub const TABLE: &[Key] = keys! {
     "keys.egress.of-args" "and that in args.cni" r#"{"args": {"cni": {"egressPolicy": {"allow": [{"to": ["10.89.0.1"], "ports": ["tcp/8443"]}]}}}}"# => |seen| seen.connects(443, MOMENT).map(|does| !does);
     "keys.egress.of-cni-args" "and the file that EGRESS_POLICY in CNI_ARGS names" r#"{"policyDir": "/run/cni/policies"}"# "IgnoreUnknown=1;EGRESS_POLICY=none" => |seen| seen.connects(443, MOMENT).map(|does| !does);
     "keys.egress.serve" "serve lets the container answer clients" r#"{"serve": ["tcp/80"]}"# => |seen| seen.answers(LIMIT);
-    "keys.egress.no-serve" "which it does not otherwise" r"{}" => |seen| seen.answers(MOMENT).map(|does| !does);
+    "keys.egress.replies" "for TCP it does so without serve" r"{}" => |seen| seen.answers(LIMIT);
     "keys.egress.published" "nor does it need serve for its mapped ports" r#"{"capabilities": {"portMappings": true}, "runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}}"# => |seen| seen.answers(LIMIT);
     "keys.vrf.up" "the VRF is up" r"{}" => |seen| Ok(seen.inside_link("blue")?.up);
     "keys.vrf.table" "table is the VRF's" r#"{"vrfname": "green", "table": 77}"# => |seen| Ok(seen.inside_link("green")?.detail.contains("TableId(77)"));
