@@ -1,7 +1,6 @@
 //! `cnibox egress`: lists the containers with an egress policy and what they were refused, replaces
 //! policies, tells which entry of a policy decides, and proposes policies.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -315,24 +314,24 @@ fn propose_policy(line: &CommandLine) -> Result<ExitCode> {
         _ => EgressPolicy::default(),
     };
     let host = Netlink::open()?;
-    let mut services: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let known = policy.allow.len();
     for (addr, service) in &report.flows {
         let Some(service) = service else { continue };
         let to = match find_place_of(&host, port, *addr)? {
             DestinationPlace::Host => "host".to_owned(),
             DestinationPlace::Neighbour | DestinationPlace::AnotherHost => addr.to_string(),
         };
-        services.entry(to).or_default().push(service_name(*service));
+        let service = service_name(*service);
+        let (_, learned) = policy.allow.split_at_mut(known);
+        let entry = learned.iter_mut().find(|entry| entry.to[0] == to);
+        match entry.and_then(|entry| entry.ports.as_mut()) {
+            Some(ports) if ports.contains(&service) => {}
+            Some(ports) => ports.push(service),
+            None => {
+                policy.allow.push(PolicyEntry { to: vec![to], ports: Some(vec![service]) });
+            }
+        }
     }
-    let mut destinations: BTreeMap<Vec<String>, Vec<String>> = BTreeMap::new();
-    for (to, mut ports) in services {
-        ports.sort_unstable();
-        ports.dedup();
-        destinations.entry(ports).or_default().push(to);
-    }
-    let learned =
-        destinations.into_iter().map(|(ports, to)| PolicyEntry { to, ports: Some(ports) });
-    policy.allow.extend(learned);
     print_text(&json_text(&policy)?)
 }
 

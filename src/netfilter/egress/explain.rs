@@ -60,20 +60,20 @@ pub fn explain(
             return decided(name.clone());
         }
     }
-    // Several entries say the same: the first that decides without those behind it.
+    // Several entries say the same: the first that says it alone.
     let none = EgressPolicy { allow: Vec::new(), deny: Vec::new(), ..policy.clone() };
-    let (mut growing, mut last) = (none.clone(), None);
-    let mut before = allows(&none)?;
-    for (name, is_denial, at) in &entries {
-        let entry = entries_of(&mut policy.clone(), *is_denial)[*at].clone();
-        entries_of(&mut growing, *is_denial).push(entry);
-        let after = allows(&growing)?;
-        if after != before {
-            last = Some(name.clone());
-            before = after;
+    let mut first = None;
+    if allows(&none)? != is_allowed {
+        for (name, is_denial, at) in &entries {
+            let mut alone = none.clone();
+            let entry = entries_of(&mut policy.clone(), *is_denial).swap_remove(*at);
+            entries_of(&mut alone, *is_denial).push(entry);
+            if first.is_none() && allows(&alone)? == is_allowed {
+                first = Some(name.clone());
+            }
         }
     }
-    decided(last.unwrap_or_else(|| {
+    decided(first.unwrap_or_else(|| {
         if policy.profile.is_empty() { "policy".to_owned() } else { "profile".to_owned() }
     }))
 }
