@@ -41,7 +41,7 @@ type Members = &'static str;
 
 /// Mistakes, most of them in a configuration that otherwise allows everything, each with the
 /// message.
-const MISTAKES: [(Members, &str); 52] = [
+const MISTAKES: [(Members, &str); 53] = [
     (r#""policy":"allow","dney":[{"to":["10.0.0.0/8"]}]"#, r#"unknown key "dney""#),
     (r#""policy":"allow","denny":[{"to":["10.0.0.0/8"]}]"#, r#"unknown key "denny""#),
     (r#""policy":"allow","denied":[]"#, r#"unknown key "denied""#),
