@@ -239,8 +239,8 @@ impl LeaseStore {
         reserved.retain(unwanted);
         for reservation in &reserved {
             self.dir.remove_file(&reservation.ip.to_string())?;
+            self.journal.iter_mut().for_each(LeaseJournal::mark_directory_changed);
         }
-        self.journal.iter_mut().for_each(LeaseJournal::mark_directory_changed);
         Ok(reserved)
     }
 

@@ -300,6 +300,8 @@ impl Netlink {
                 Some(Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::EACCES | Errno::EINVAL) => {
                     Ok(None)
                 }
+                // A kernel without IPv6.
+                Some(Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT) => Ok(None),
                 _ => Err(failure.into_error("look up the route to", &addr)),
             },
         }

@@ -17,9 +17,9 @@ use crate::netfilter::egress::explain::{DestinationPlace, explain};
 use crate::netfilter::egress::lint::find_idle_entries;
 use crate::netfilter::egress::policy::{EgressPolicy, PolicyEntry, parse_service, service_name};
 use crate::netfilter::egress::report::{PortReport, list_ports};
-use crate::netfilter::egress::{self, CONTAINER_LINKS, EgressPart, source};
+use crate::netfilter::egress::{self, EgressPart, source};
 use crate::netfilter::{AttachmentId, PacketFilter};
-use crate::netlink::Netlink;
+use crate::netlink::{LinkAddress, Netlink};
 use crate::options::{CommandLine, CommandOption, long_option, require_no_words, usage_error};
 use cni::error::{Error, ErrorContext, Result};
 
@@ -291,7 +291,8 @@ fn explain_policies(question: &Question) -> Result<ExitCode> {
     let (addr, first) = (question.addr, question.first);
     let report = selected_port(line, &PacketFilter::new())?;
     let port = &report.stored.content;
-    let place = find_place_of(&Netlink::open()?, port, addr)?;
+    let host = Netlink::open()?;
+    let place = find_place_of(&host, &host.dump_all_addresses()?, port, addr)?;
     let mut text = format!("{addr} is {}\n", place.name());
     let mut is_allowed = true;
     for (number, policy) in (1..).zip(&port.policies) {
@@ -314,10 +315,11 @@ fn propose_policy(line: &CommandLine) -> Result<ExitCode> {
         _ => EgressPolicy::default(),
     };
     let host = Netlink::open()?;
+    let addresses = host.dump_all_addresses()?;
     let known = policy.allow.len();
     for (addr, service) in &report.flows {
         let Some(service) = service else { continue };
-        let to = match find_place_of(&host, port, *addr)? {
+        let to = match find_place_of(&host, &addresses, port, *addr)? {
             DestinationPlace::Host => "host".to_owned(),
             DestinationPlace::Neighbour | DestinationPlace::AnotherHost => addr.to_string(),
         };
@@ -335,20 +337,21 @@ fn propose_policy(line: &CommandLine) -> Result<ExitCode> {
     print_text(&json_text(&policy)?)
 }
 
-/// Where packets of the container to an address end.
-fn find_place_of(host: &Netlink, port: &EgressPart, addr: IpAddr) -> Result<DestinationPlace> {
-    if host.dump_all_addresses()?.iter().any(|own| own.net.addr() == addr) {
+/// Where packets of the container to an address end; `own` has the addresses of the host.
+fn find_place_of(
+    host: &Netlink,
+    own: &[LinkAddress],
+    port: &EgressPart,
+    addr: IpAddr,
+) -> Result<DestinationPlace> {
+    if own.iter().any(|own| own.net.addr() == addr) {
         return Ok(DestinationPlace::Host);
     }
     if port.on_link.iter().any(|net| net.contains(&addr)) {
         return Ok(DestinationPlace::Neighbour);
     }
-    let index = host.find_route_to(addr, None)?.and_then(|route| route.oif);
-    let link = index.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
-    let is_near = link.is_some_and(|link| {
-        link.kind.as_deref().is_some_and(|kind| CONTAINER_LINKS.contains(&kind))
-            && !port.uplinks.contains(&link.name)
-    });
+    let link = egress::find_container_link(host, addr)?;
+    let is_near = link.is_some_and(|link| !port.uplinks.contains(&link.name));
     Ok(if is_near { DestinationPlace::Neighbour } else { DestinationPlace::AnotherHost })
 }
 

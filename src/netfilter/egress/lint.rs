@@ -1,17 +1,12 @@
 //! Entries of policies that do not do what they say.
 
-use std::net::IpAddr;
-
-use ipnet::IpNet;
-
 use super::compile::AllowedTraffic;
-use super::policy::{CompiledPolicy, EgressPolicy, PolicyEntry, PolicyScene};
+use super::policy::{CompiledPolicy, EgressPolicy, PolicyEntry, PolicyScene, parse_network};
 use cni::error::{Error, Result};
 
 /// The entries that decide no packet, each with what to write instead, for a container in these
-/// surroundings. They are not looked for in a policy with more
-/// than `most` networks. Fails if an entry is for the address `0.0.0.0` or `::`, to which nothing
-/// is sent: all addresses were meant.
+/// surroundings. They are not looked for in a policy with more than `most` networks. Fails if an
+/// entry is for the address `0.0.0.0` or `::`, to which nothing is sent: all addresses were meant.
 pub fn find_idle_entries(
     policy: &EgressPolicy,
     scene: &PolicyScene<'_>,
@@ -25,7 +20,7 @@ pub fn find_idle_entries(
         }
     }
     let mut idle = Vec::new();
-    if networks > most {
+    if networks == 0 || networks > most {
         return Ok(idle);
     }
     // Those that the profile opens are not the entries'.
@@ -35,7 +30,7 @@ pub fn find_idle_entries(
         find_idle_parts(&format!("allow[{at}]"), entry, &whole, scene, &mut idle)?;
     }
     let has_family = |text: &String| {
-        let network = parse_network(text).map(|network| network.addr().is_ipv4());
+        let network = parse_network(text).ok().map(|network| network.addr().is_ipv4());
         network
             .is_none_or(|is_ipv4| scene.on_link.iter().any(|near| near.addr().is_ipv4() == is_ipv4))
     };
@@ -60,7 +55,7 @@ pub fn find_idle_entries(
 
 fn require_destinations(name: &str, entry: &PolicyEntry) -> Result<()> {
     for (at, text) in entry.to.iter().enumerate() {
-        let Some(network) = parse_network(text) else { continue };
+        let Ok(network) = parse_network(text) else { continue };
         let address = network.addr();
         if address.is_unspecified() && network.prefix_len() == network.max_prefix_len() {
             let problem = format!("{name}.to[{at}] {text:?}: nothing is sent to this address");
@@ -91,7 +86,7 @@ fn find_idle_parts(
         return Ok(());
     }
     for (at, text) in entry.to.iter().enumerate() {
-        let own = parse_network(text).filter(|net| net.prefix_len() < net.max_prefix_len());
+        let own = parse_network(text).ok().filter(|net| net.prefix_len() < net.max_prefix_len());
         if own.is_some_and(|net| scene.on_link.iter().any(|near| near.contains(&net))) {
             let problem = format!("{name}.to[{at}] {text:?} opens none of the containers there");
             let remedy = "no network opens other containers of the node: write \"neighbours\"";
@@ -116,7 +111,7 @@ fn find_idle_parts(
 /// What to write in place of a network that `deny` or the profile has as well.
 fn longer_prefixes(text: &str) -> String {
     let refused = "\"deny\" or the profile refuses it, and decides where prefixes are equally long";
-    let network = parse_network(text);
+    let network = parse_network(text).ok();
     let halves = network.and_then(|network| network.subnets(network.prefix_len() + 1).ok());
     match halves.map(Iterator::collect::<Vec<_>>).as_deref() {
         Some([low, high]) => format!("{refused}: write \"{low}\" and \"{high}\""),
@@ -138,10 +133,6 @@ fn traffic_to(
 ) -> Result<CompiledPolicy> {
     let allow = vec![PolicyEntry { to, ports }];
     EgressPolicy { allow, ..EgressPolicy::default() }.compile(scene)
-}
-
-fn parse_network(text: &str) -> Option<IpNet> {
-    text.parse().ok().or_else(|| text.parse().map(|addr: IpAddr| addr.into()).ok())
 }
 
 #[cfg(test)]

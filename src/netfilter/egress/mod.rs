@@ -25,7 +25,7 @@ pub mod source;
 mod table;
 
 use std::collections::{HashMap, HashSet};
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::{iter, slice};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -43,7 +43,7 @@ use super::names::{AttachmentId, is_left_in_place, stale_matcher};
 use crate::attachment::RecordStore;
 use crate::files::lock::{FileLock, TIMEOUT};
 use crate::netlink::nftables::{NftBatch, NftSet, NftSocket, NftTable, SetElement};
-use crate::netlink::{MacAddress, NetlinkResult};
+use crate::netlink::{Link, MacAddress, Netlink, NetlinkResult};
 use cni::error::{Error, ErrorContext, Result, join_outcomes};
 
 /// The parts of this feature in the records of attachments.
@@ -67,7 +67,7 @@ pub const FEATURE: FilterFeature = FilterFeature {
 };
 
 /// The kinds of links by which packets leave for other containers.
-pub const CONTAINER_LINKS: [&str; 2] = ["veth", "bridge"];
+const CONTAINER_LINKS: [&str; 2] = ["veth", "bridge"];
 
 const BROADCAST: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::BROADCAST, 32);
 const MULTICAST: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 4);
@@ -87,6 +87,14 @@ fn taken_error(port: &EgressPart, comment: Option<&str>) -> Error {
         port.mac, port.end
     ))
     .with_details("a policy is bound to the address: give each container an address of its own")
+}
+
+/// The link by which packets leave the host for an address, if it is of a kind that links of
+/// containers are.
+pub fn find_container_link(host: &Netlink, addr: IpAddr) -> NetlinkResult<Option<Link>> {
+    let index = host.find_route_to(addr, None)?.and_then(|route| route.oif);
+    let link = index.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
+    Ok(link.filter(|link| link.kind.as_deref().is_some_and(|kind| CONTAINER_LINKS.contains(&kind))))
 }
 
 /// Waits for the lock of the attachment's policy: the record, the rules and the filter are changed

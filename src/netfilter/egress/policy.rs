@@ -416,7 +416,7 @@ fn parse_destination(text: &str) -> Result<Destination> {
 }
 
 /// Parses a network, whose address may be any in it, or an address.
-fn parse_network(text: &str) -> Result<IpNet> {
+pub(super) fn parse_network(text: &str) -> Result<IpNet> {
     let network = text.parse().or_else(|_| text.parse().map(|addr: IpAddr| addr.into()));
     let network: IpNet = network.map_err(|_| {
         Error::config("not a network or address").with_details(

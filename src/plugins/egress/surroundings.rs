@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use crate::framework::resolv;
 use crate::iface::ContainerNetns;
-use crate::netfilter::egress::CONTAINER_LINKS;
+use crate::netfilter::egress::find_container_link;
 use crate::netlink::{FdbEntry, Link, LinkChange, MacAddress, Netlink};
 use cni::CniResult;
 use cni::error::{Error, ErrorContext, Result};
@@ -71,11 +71,7 @@ pub(super) fn name_servers(prev: &CniResult) -> Vec<IpAddr> {
 pub(super) fn find_uplinks(host: &Netlink) -> Result<Vec<String>> {
     let mut uplinks = Vec::new();
     for anywhere in ANYWHERE {
-        let index = host.find_route_to(anywhere, None)?.and_then(|route| route.oif);
-        let link = index.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
-        let is_of_containers =
-            |link: &Link| link.kind.as_deref().is_some_and(|kind| CONTAINER_LINKS.contains(&kind));
-        uplinks.extend(link.filter(is_of_containers).map(|link| link.name));
+        uplinks.extend(find_container_link(host, anywhere)?.map(|link| link.name));
     }
     uplinks.sort_unstable();
     uplinks.dedup();
