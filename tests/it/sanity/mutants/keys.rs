@@ -74,7 +74,7 @@ const V1_1_0: &[Row] = rows! { "1.1.0"
     "egress" "ADD" "keys.egress.of-args" r#"in=$(echo "$in" | sed 's/"args"/"other"/'); run"#;
     "egress" "ADD" "keys.egress.of-cni-args" "CNI_ARGS= run";
     "egress" "ADD" "keys.egress.serve" r#"in=$(echo "$in" | sed 's/"serve"/"other"/'); run"#;
-    "egress" "ADD" "keys.egress.no-serve" r#"in=$(echo "$in" | sed 's/{/{"serve":["tcp"],/'); run"#;
+    "egress" "ADD" "keys.egress.replies" "run; status=$?; inside ip route flush dev eth0; exit $status";
     "egress" "ADD" "keys.egress.published" r#"in=$(echo "$in" | sed 's/"runtimeConfig"/"other"/'); run"#;
     "tc-redirect-tap" "ADD" "keys.tc-redirect-tap.name" "CNI_ARGS= run";
     "tc-redirect-tap" "ADD" "keys.tc-redirect-tap.owner" "CNI_ARGS=TC_REDIRECT_TAP_NAME=vm0 run";
