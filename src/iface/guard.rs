@@ -10,7 +10,9 @@
 mod tests;
 
 use crate::iface::redirect;
-use crate::netlink::traffic::program::{ClassicInstruction, ProgramFilter};
+use crate::netlink::traffic::program::{
+    ClassicInstruction, ProgramFilter, TC_ACT_SHOT, TC_ACT_UNSPEC, is_program_handle,
+};
 use crate::netlink::traffic::{Qdisc, QdiscHook, TrafficFilterInfo, TrafficHandle};
 use crate::netlink::{Link, LinkChange, LinkKind, Netlink, NewLink, VethPeer};
 use cni::error::{Error, ErrorContext, Result};
@@ -44,7 +46,7 @@ pub struct FrameSink {
 }
 
 /// Drops frames to 01:80:c2:00:00:00 and the next addresses, which a bridge passes to the network
-/// stack of the host even if the port is down; `TC_ACT_UNSPEC` for others.
+/// stack of the host even if the port is down.
 const DROP_LINK_LOCAL: [ClassicInstruction; 7] = {
     const LOAD_WORD: u16 = 0x20;
     const LOAD_HALF: u16 = 0x28;
@@ -60,8 +62,8 @@ const DROP_LINK_LOCAL: [ClassicInstruction; 7] = {
         step(LOAD_HALF, 0, 4),
         step(AND, 0, 0xfff0),
         step(IF_EQUAL, 1, 0),
-        step(RETURN, 0, 2),
-        step(RETURN, 0, u32::MAX),
+        step(RETURN, 0, TC_ACT_SHOT),
+        step(RETURN, 0, TC_ACT_UNSPEC),
     ]
 };
 
@@ -105,7 +107,7 @@ impl FrameSink {
         put_filter(
             netlink,
             &port,
-            &ProgramFilter { program: DROP_LINK_LOCAL.to_vec(), redirect: None },
+            &ProgramFilter { program: DROP_LINK_LOCAL.to_vec(), ..ProgramFilter::default() },
         )?;
         // The entry is set up last, when its port has the filter.
         for link in [&port, &entry] {
@@ -158,15 +160,15 @@ impl FrameSink {
     }
 }
 
-/// Judges all frames that `link` receives by the program, instead of the previous one. The program
-/// returns 1 for frames that are refused, and 0 for others.
+/// Judges all frames that `link` receives by the filter, instead of the previous one, with the sink
+/// as its redirect.
 pub fn put_guard(
     netlink: &Netlink,
     link: &Link,
-    program: Vec<ClassicInstruction>,
+    filter: ProgramFilter,
     sink: FrameSink,
 ) -> Result<()> {
-    put_guard_at(netlink, link, &find_place(netlink, link)?, program, sink)
+    put_guard_at(netlink, link, &find_place(netlink, link)?, filter, sink)
 }
 
 /// Like [`put_guard`], at the place of the link.
@@ -174,11 +176,11 @@ pub fn put_guard_at(
     netlink: &Netlink,
     link: &Link,
     place: &GuardPlace,
-    program: Vec<ClassicInstruction>,
+    filter: ProgramFilter,
     sink: FrameSink,
 ) -> Result<()> {
     let redirect = Some(sink.ensure_links(netlink)?);
-    put_filter_at(netlink, link, place, &ProgramFilter { program, redirect })
+    put_filter_at(netlink, link, place, &ProgramFilter { redirect, ..filter })
 }
 
 /// Puts the filter of an earlier [`find_place`] in force again; `None` deletes the filter.
@@ -245,27 +247,24 @@ pub fn keep_without_redirect(
     Ok(())
 }
 
-/// Puts a program on a link, with the link itself as the sink of refused frames, to see whether the
+/// Puts a filter on a link, with the link itself as the sink of refused frames, to see whether the
 /// kernel accepts it.
-pub fn try_guard(netlink: &Netlink, link: &Link, program: Vec<ClassicInstruction>) -> Result<()> {
-    put_filter(netlink, link, &ProgramFilter { program, redirect: Some(link.index) })
+pub fn try_guard(netlink: &Netlink, link: &Link, filter: ProgramFilter) -> Result<()> {
+    put_filter(netlink, link, &ProgramFilter { redirect: Some(link.index), ..filter })
 }
 
-/// Whether all frames that `link` receives are judged by the program.
+/// Whether all frames that `link` receives are judged by the filter.
 pub fn has_guard(
     netlink: &Netlink,
     link: &Link,
-    program: &[ClassicInstruction],
+    filter: &ProgramFilter,
     sink: FrameSink,
 ) -> Result<bool> {
     let Some(entry) = netlink.find_link(sink.entry)? else { return Ok(false) };
     sink.require_dropping(netlink, &entry, true)?;
     let place = find_place(netlink, link)?;
-    Ok(place.before.is_none()
-        && place
-            .program
-            .as_ref()
-            .is_some_and(|found| found.program == program && found.redirect == Some(entry.index)))
+    let wanted = ProgramFilter { redirect: Some(entry.index), ..filter.clone() };
+    Ok(place.before.is_none() && place.program == Some(wanted))
 }
 
 /// Deletes the program, then its qdisc if that has no other filters.
@@ -332,9 +331,9 @@ impl GuardPlace {
                 // itself.
                 let others = filters
                     .iter()
-                    .filter(|filter| filter.priority == self.priority && filter.handle != 0);
-                self.before =
-                    self.before.or(others.skip(1).map(|filter| filter.kind.clone()).next());
+                    .filter(|filter| filter.priority == self.priority && filter.handle != 0)
+                    .filter(|filter| !is_program_handle(filter.handle));
+                self.before = self.before.or(others.map(|filter| filter.kind.clone()).next());
                 break;
             }
             let is_redirect =

@@ -101,6 +101,22 @@ impl TableLayout {
             .map_or(Ok(()), |damage| Err(Error::internal(damage.text).with_details(REPAIR_REMEDY)))
     }
 
+    /// The changes that create the table.
+    pub fn creation(&self) -> NftBatch {
+        let mut batch = NftBatch::new();
+        batch.ensure_object(self.table);
+        for set in self.sets.iter().chain(self.packet_filled_sets) {
+            batch.ensure_object(*set);
+        }
+        for (chain, rules) in self.chains {
+            batch.ensure_object(*chain);
+            for (comment, rule) in *rules {
+                batch.append_rule(*chain, &rule().with_comment(*comment));
+            }
+        }
+        batch
+    }
+
     /// The rules of a chain that elements jump to.
     fn subnet_rules(&self, chain: &str) -> Option<Vec<NftRule>> {
         self.subnet.and_then(|rules| rules(chain))

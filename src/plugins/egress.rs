@@ -1,7 +1,8 @@
 //! egress: what the container may reach, in force when ADD returns.
 //!
 //! A chained plugin, behind an interface plugin whose interface is a veth pair with an end on the
-//! host: it returns `prevResult`. Keys: `policy`, `allow`, `deny`, `profile`, `serve`, `policyDir`.
+//! host: it returns `prevResult`. Keys: `policy`, `allow`, `deny`, `profile`, `serve`, `policyDir`,
+//! `mode`, `refuse`.
 //! The same object may come by the capability `egressPolicy`, by `args.cni.egressPolicy`, and as
 //! the file of `policyDir` that `EGRESS_POLICY` of `CNI_ARGS` names. A packet must be allowed by
 //! each policy that is given; without any, nothing is allowed. The capability `portMappings` tells
@@ -73,9 +74,10 @@ impl Plugin for Egress {
         let (end, mut port) =
             find_port(host, &inside, owner.ifname, prev, policies, conf.published()?)?;
         port.is_audited = conf.is_audited()?;
+        port.is_silent = conf.is_silent()?;
         warn_of_idle_entries(&port)?;
         let compiled = port.compile()?;
-        let program = port.guard_program(&compiled)?;
+        let program = port.guard_filter(&compiled)?;
         let place = guard::find_place(host, &end)?;
         // A failure leaves a former policy of the attachment in force.
         let former: Option<EgressPart> = egress::RECORDS.read_content(owner);
@@ -114,7 +116,7 @@ impl Plugin for Egress {
         let end = connected_end(host, req, &port)?;
         require_same_bridge(host, &end, &port)?;
         checksums::require_no_offload(host, req.sandbox.open_netns()?, &end)?;
-        if !guard::has_guard(host, &end, &port.guard_program(&port.compile()?)?, SINK)? {
+        if !guard::has_guard(host, &end, &port.guard_filter(&port.compile()?)?, SINK)? {
             return Err(Error::internal(format!(
                 "the filter of \"{}\" is missing or was changed",
                 end.name
@@ -136,7 +138,7 @@ impl Plugin for Egress {
         let end = connected_end(host, req, &port)
             .or_else(|error| recorded_end(host, owner, &port)?.ok_or(error))?;
         require_same_bridge(host, &end, &port)?;
-        let wanted = port.guard_program(&port.compile()?)?;
+        let wanted = port.guard_filter(&port.compile()?)?;
         if !guard::has_guard(host, &end, &wanted, SINK).unwrap_or(false) {
             let what = format!("the filter of \"{}\"", end.name);
             repairs.restore_missing(what, || guard::put_guard(host, &end, wanted, SINK));
@@ -175,7 +177,7 @@ fn try_guard(has_sink: bool) -> Result<()> {
     let netns = Netns::create_unnamed()?;
     let inside = Netlink::open_in(&netns)?;
     let link = inside.require_link("lo")?;
-    let program = EgressPart::default().guard_program(&CompiledPolicy::default())?;
+    let program = EgressPart::default().guard_filter(&CompiledPolicy::default())?;
     if has_sink {
         guard::try_guard(&inside, &link, program)
     } else {
@@ -259,6 +261,7 @@ fn find_port(
         published,
         policies,
         is_audited: false,
+        is_silent: false,
         added: Vec::new(),
         replaced: Vec::new(),
     };
@@ -394,6 +397,6 @@ mod tests {
 
     #[test]
     fn refused_frames_are_counted_at_the_port_of_the_sink() {
-        assert_eq!(egress::SINK_PORT, SINK.port);
+        assert_eq!((egress::SINK_ENTRY, egress::SINK_PORT), (SINK.entry, SINK.port));
     }
 }

@@ -375,7 +375,7 @@ fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
         EgressPart { policies: vec![policy], added, is_audited: false, ..stored.clone() };
     port.replaces(&stored);
     let compiled = port.compile()?;
-    let program = port.guard_program(&compiled)?;
+    let program = port.guard_filter(&compiled)?;
     let host = Netlink::open()?;
     let end = host.require_link(&port.end)?;
     let place = guard::find_place(&host, &end)?;

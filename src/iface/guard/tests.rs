@@ -8,17 +8,20 @@ use crate::netns::isolate_test_thread;
 /// `BPF_RET | BPF_K`.
 const RETURN: u16 = 6;
 
-/// A program that returns a value for all frames.
-fn always(value: u32) -> Vec<ClassicInstruction> {
-    vec![ClassicInstruction { code: RETURN, jt: 0, jf: 0, k: value }]
+/// A filter whose program returns a value for all frames, after one that passes them.
+fn always(value: u32) -> ProgramFilter {
+    let [first, program] =
+        [TC_ACT_UNSPEC, value].map(|k| vec![ClassicInstruction { code: RETURN, jt: 0, jf: 0, k }]);
+    ProgramFilter { first, program, redirect: None }
 }
 
 const PASS: u32 = 0;
 const DROP: u32 = 1;
 
-fn find_guard(netlink: &Netlink, link: &Link) -> Result<Option<Vec<ClassicInstruction>>> {
-    let found = find_place(netlink, link)?.program.map(|filter| filter.program);
-    Ok(found.filter(|program| has_guard(netlink, link, program, SINK).unwrap()))
+fn find_guard(netlink: &Netlink, link: &Link) -> Result<Option<ProgramFilter>> {
+    let found = find_place(netlink, link)?.program;
+    let found = found.map(|filter| ProgramFilter { redirect: None, ..filter });
+    Ok(found.filter(|filter| has_guard(netlink, link, filter, SINK).unwrap()))
 }
 
 /// A link whose peer sends frames.
@@ -43,7 +46,11 @@ fn priorities(netlink: &Netlink, link: &Link, parent: TrafficHandle) -> Vec<(Str
     let mut found: Vec<_> = netlink.dump_filters(link.index, parent).unwrap();
     // The kernel also lists the classifiers, and the hash tables of u32.
     found.retain(|filter| filter.selects || (filter.kind == "bpf" && filter.handle != 0));
-    found.into_iter().map(|filter| (filter.kind, filter.priority)).collect()
+    let mut found: Vec<_> =
+        found.into_iter().map(|filter| (filter.kind, filter.priority)).collect();
+    // A guard has two programs.
+    found.dedup();
+    found
 }
 
 fn named(filters: &[(&str, u16)]) -> Vec<(String, u16)> {

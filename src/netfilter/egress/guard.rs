@@ -24,7 +24,9 @@ use self::assembler::{
 use self::search::put_search;
 use super::compile::{AllowedRange, AllowedTraffic, LAST_SERVICE, ServiceRange, address_number};
 use crate::netlink::MacAddress;
-use crate::netlink::traffic::program::ClassicInstruction;
+use crate::netlink::traffic::program::{
+    ClassicInstruction, ProgramFilter, TC_ACT_SHOT, TC_ACT_UNSPEC,
+};
 use cni::error::{Error, Result};
 use cni::sort::sort_items;
 
@@ -125,7 +127,7 @@ pub struct GuardPolicy<'a> {
 /// The program for a policy: it returns 0 for what may pass and 1 for the rest, at the ingress of
 /// the host's end of a veth pair. Fails with code 7 if the program would be longer than the kernel
 /// accepts.
-pub fn compile_program(policy: &GuardPolicy<'_>) -> Result<Vec<ClassicInstruction>> {
+fn compile_program(policy: &GuardPolicy<'_>) -> Result<Vec<ClassicInstruction>> {
     let mut code = Assembler::new();
     let (drop, pass) = (code.put_return(DROP), code.put_return(PASS));
     GuardCompiler { policy, code: &mut code, pass, drop }.put_program();
@@ -138,6 +140,18 @@ pub fn compile_program(policy: &GuardPolicy<'_>) -> Result<Vec<ClassicInstructio
         .with_details("allow fewer networks, or larger networks instead of their parts"));
     }
     Ok(program)
+}
+
+/// The filter for a policy. Frames with another MAC address than the container's do not reach the
+/// sink: what is refused is recorded and answered by that address.
+pub fn compile_filter(policy: &GuardPolicy<'_>) -> Result<ProgramFilter> {
+    let mut code = Assembler::new();
+    let (drop, pass) = (code.put_return(TC_ACT_SHOT), code.put_return(TC_ACT_UNSPEC));
+    let mut first = GuardCompiler { policy, code: &mut code, pass, drop };
+    let own = first.put_if_mac(SOURCE_MAC, policy.mac, pass, drop);
+    first.put_if_long(ETHERNET, own);
+    let program = compile_program(policy)?;
+    Ok(ProgramFilter { first: code.into_program(), program, redirect: None })
 }
 
 /// Writes the parts of the program, the last one first. Each part begins at the returned label.

@@ -11,8 +11,10 @@
 //! | `table.rs` | the tables of `nf_tables` |
 //! | `objects.rs` | the chains and sets of a policy, which containers with equal policies share |
 //! | `report.rs` | what was refused |
+//! | `answer.rs` | how containers are told |
 //! | `guard.rs` | the second guard: a program that a flush of `nf_tables` does not remove |
 
+mod answer;
 pub mod compile;
 pub mod explain;
 pub mod guard;
@@ -25,8 +27,8 @@ pub mod source;
 mod table;
 
 use std::collections::{HashMap, HashSet};
+use std::iter;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::{iter, slice};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::Deserialize;
@@ -34,16 +36,16 @@ use serde::Deserialize;
 use self::objects::{PolicyObjects, delete_unused, list_policies, policy_chains};
 pub use self::part::EgressPart;
 use self::policy::CompiledPolicy;
-#[cfg(test)]
-pub(crate) use self::table::SINK_PORT;
 use self::table::{FRAMES, PACKETS};
+#[cfg(test)]
+pub(crate) use self::{answer::SINK_ENTRY, table::SINK_PORT};
 use super::backend::{FilterFeature, PacketFilter};
 use super::layout::{LayoutTransaction, RestorableState, RuleComparison, TableLayout};
 use super::names::{AttachmentId, is_left_in_place, stale_matcher};
 use crate::attachment::RecordStore;
 use crate::files::lock::{FileLock, TIMEOUT};
 use crate::netlink::nftables::{NftBatch, NftSet, NftSocket, NftTable, SetElement};
-use crate::netlink::{Link, MacAddress, Netlink, NetlinkResult};
+use crate::netlink::{Link, Netlink, NetlinkResult};
 use cni::error::{Error, ErrorContext, Result, join_outcomes};
 
 /// The parts of this feature in the records of attachments.
@@ -65,6 +67,9 @@ pub const FEATURE: FilterFeature = FilterFeature {
         restore: restore_ports,
     })
 };
+
+/// The tables about what the second guard refuses.
+const RECORDERS: &[TableLayout] = &[table::GUARD_LAYOUT, answer::LAYOUT];
 
 /// The kinds of links by which packets leave for other containers.
 const CONTAINER_LINKS: [&str; 2] = ["veth", "bridge"];
@@ -109,9 +114,9 @@ pub fn lock_policy(owner: AttachmentId<'_>) -> Result<Option<FileLock>> {
 fn recorded_elements(owner: AttachmentId<'_>, port: &EgressPart) -> Vec<SetElement> {
     let mut all = Vec::new();
     for port in iter::once(port).chain(&port.replaced) {
-        let counter = table::guard_element(owner, port.mac);
+        let others = [table::guard_element(owner, port.mac), answer::end_key(port.mac)];
         let elements =
-            table::port_elements(owner, port, &policy_chains(&[])).into_iter().chain([counter]);
+            table::port_elements(owner, port, &policy_chains(&[])).into_iter().chain(others);
         let new: Vec<SetElement> = elements.filter(|element| !has_key_of(&all, element)).collect();
         all.extend(new);
     }
@@ -141,9 +146,9 @@ pub fn add_port(
     let failed = || format!("put the egress policy of port \"{}\" in force", port.end);
     let objects = port.objects(compiled);
     let elements = table::port_elements(owner, port, &policy_chains(&objects));
-    let layouts = table::layouts_of_port(port.is_bridged);
-    let counter = table::guard_element(owner, port.mac);
-    let all: Vec<SetElement> = elements.iter().chain([&counter]).cloned().collect();
+    let (recorders, recorded) = recorders_of_port(filter.nft_socket()?, owner, port);
+    let layouts = [table::layouts_of_port(port.is_bridged), &recorders].concat();
+    let all: Vec<SetElement> = elements.iter().chain(&recorded).cloned().collect();
     // The container may have had other addresses.
     let mut left =
         if port.replaced.is_empty() { Vec::new() } else { recorded_elements(owner, port) };
@@ -188,11 +193,10 @@ pub fn add_port(
                 change.replace_data(source);
             }
         }
-        // A container with the same address behind another bridge may have the counter.
-        change.claim_element(found.last().and_then(Option::as_ref), &counter);
+        claim_recorders(change, &recorded, &found[elements.len()..]);
         Ok(())
     };
-    filter.own_tables()?.change_tables(layouts, &all, fill).context(failed)?;
+    filter.own_tables()?.change_tables(&layouts, &all, fill).context(failed)?;
     if let Some(comment) = taken {
         return Err(taken_error(port, comment.as_deref()));
     }
@@ -235,37 +239,55 @@ pub fn restore_port(
     add_port(filter, owner, &port, &port.compile()?)
 }
 
-/// Counts and records what the second guard refuses. That table enforces nothing, and needs the
-/// links of the guard.
-fn record_refusals(
-    filter: &PacketFilter,
+/// The tables that count, record and answer what the second guard refuses, and the elements of a
+/// container in them. They enforce nothing, and need the links of the guard.
+fn recorders_of_port(
+    nft: &NftSocket,
     owner: AttachmentId<'_>,
-    mac: MacAddress,
-) -> NetlinkResult<()> {
-    let counter = table::guard_element(owner, mac);
-    filter.own_tables()?.change_tables(
-        &[table::GUARD_LAYOUT],
-        slice::from_ref(&counter),
-        &mut |change, found| {
-            change.claim_element(found.first().and_then(Option::as_ref), &counter);
-            Ok(())
-        },
-    )
+    port: &EgressPart,
+) -> (Vec<TableLayout>, Vec<SetElement>) {
+    let (mut layouts, mut elements) =
+        (vec![table::GUARD_LAYOUT], vec![table::guard_element(owner, port.mac)]);
+    if let Some(end) = answer::end_element(nft, owner, port) {
+        layouts.push(answer::LAYOUT);
+        elements.push(end);
+    }
+    (layouts, elements)
 }
 
-/// Restores the table of [`record_refusals`] for all attachments with a record.
+/// A container with the same address behind another bridge may have the elements.
+fn claim_recorders(
+    change: &mut LayoutTransaction<'_>,
+    elements: &[SetElement],
+    found: &[Option<SetElement>],
+) {
+    for (element, found) in elements.iter().zip(found) {
+        change.claim_element(found.as_ref(), element);
+    }
+}
+
+/// Restores the [recorders](recorders_of_port) of all attachments with a record.
 fn restore_recorders(filter: &PacketFilter) -> Result<()> {
     let parts = RECORDS.restorable_parts::<EgressPart>();
-    if parts.is_empty()
-        || table::GUARD_LAYOUT
-            .find_difference(filter.nft_socket()?, RuleComparison::RuleSet)?
-            .is_none()
-    {
-        return Ok(());
+    let nft = filter.nft_socket()?;
+    let wanted: Vec<_> = parts
+        .iter()
+        .map(|part| recorders_of_port(nft, part.attachment_id(), &part.content))
+        .collect();
+    let mut is_whole = true;
+    for layout in wanted.iter().max_by_key(|(layouts, _)| layouts.len()).map_or(&[][..], |w| &w.0) {
+        is_whole &= layout.find_difference(nft, RuleComparison::RuleSet)?.is_none();
     }
-    let restored =
-        parts.iter().map(|part| record_refusals(filter, part.attachment_id(), part.content.mac));
-    join_outcomes(restored.map(|outcome| outcome.map_err(Error::from)))
+    let restored = wanted.iter().map(|(layouts, elements)| {
+        if is_whole && nft.read_elements(elements)?.iter().all(Option::is_some) {
+            return Ok(());
+        }
+        filter.own_tables()?.change_tables(layouts, elements, &mut |change, found| {
+            claim_recorders(change, elements, &found);
+            Ok(())
+        })
+    });
+    join_outcomes(restored.map(|outcome: NetlinkResult<()>| outcome.map_err(Error::from)))
 }
 
 /// Deletes those of the policies that no container has any longer.
@@ -327,7 +349,8 @@ fn create_if_missing(
 
 /// The sets with elements of containers.
 fn all_sets() -> Vec<NftSet<'static>> {
-    table::layouts_of_port(true).iter().flat_map(|layout| layout.sets).copied().collect()
+    let layouts = table::layouts_of_port(true).iter().chain(RECORDERS);
+    layouts.flat_map(|layout| layout.sets).copied().collect()
 }
 
 /// Whether the record of a living attachment needs the table.
@@ -339,7 +362,7 @@ fn needs_table(layout: &TableLayout) -> bool {
 
 /// Verifies everything that [`add_port`] created.
 pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &EgressPart) -> Result<()> {
-    for layout in table::layouts_of_port(port.is_bridged) {
+    for layout in table::layouts_of_port(port.is_bridged).iter().chain([&table::GUARD_LAYOUT]) {
         layout.require_whole(filter.nft_socket()?, RuleComparison::RuleSet)?;
     }
     let (nft, objects) = (filter.nft_socket()?, port.objects(&port.compile()?));

@@ -11,7 +11,7 @@ use super::compile::{AllowedRange, AllowedTraffic, LAST_SERVICE, ServiceRange};
 use super::part::EgressPart;
 use super::policy::CompiledPolicy;
 use super::table::{
-    ETH_P_IP, FRAMES, ICMP, ICMPV6, NOTED, PACKETS, PolicyChains, REFUSED, discovery,
+    ETH_P_IP, FRAMES, ICMP, ICMPV6, NOTED, PACKETS, PolicyChains, REFUSED, REJECTED, discovery,
     established_reply,
 };
 use super::{CONTAINER_LINKS, LINK_LOCAL, PolicyChain};
@@ -323,7 +323,9 @@ impl EgressPart {
     }
 
     pub(super) fn objects(&self, compiled: &CompiledPolicy) -> Vec<PolicyObjects> {
-        let end = if self.is_audited { NOTED } else { REFUSED };
+        let end_of_frames = if self.is_audited { NOTED } else { REFUSED };
+        let is_told = !self.is_audited && !self.is_silent;
+        let end = if is_told { REJECTED } else { end_of_frames };
         // In a VRF, or on a bridge, rules cannot ask the kernel whether an address is local to the
         // host, so the policy lists the host's addresses. Only those of the container's own
         // networks: others come and go, and equal policies would get different chains.
@@ -351,7 +353,7 @@ impl EgressPart {
                 self.routers.iter().copied().map(IpNet::from).chain([IpNet::V6(LINK_LOCAL)]);
             let routers: Vec<IpNet> = routers.filter(|_| self.bridge_mac.is_none()).collect();
             let found = traffic.union(&AllowedTraffic::to_networks(&routers));
-            objects.push(PolicyObjects::of_frames(&traffic, &found, end));
+            objects.push(PolicyObjects::of_frames(&traffic, &found, end_of_frames));
         }
         objects
     }

@@ -11,7 +11,7 @@ use super::compile::{ServiceRange, flatten, merge_services};
 use super::guard::{self, GuardPolicy};
 use super::policy::{self, CompiledPolicy, EgressPolicy, PolicyScene};
 use crate::netlink::MacAddress;
-use crate::netlink::traffic::program::ClassicInstruction;
+use crate::netlink::traffic::program::ProgramFilter;
 use cni::error::Result;
 
 /// A container with a policy: its part of the record.
@@ -46,6 +46,9 @@ pub struct EgressPart {
     /// Whether what the policies refuse passes, and is only noted.
     #[serde(skip_serializing_if = "is_false")]
     pub is_audited: bool,
+    /// Whether what the policies refuse gets no answer.
+    #[serde(skip_serializing_if = "is_false")]
+    pub is_silent: bool,
     /// The services of published ports, as in [`EgressPolicy::serve`].
     pub published: Vec<String>,
     /// All of these policies must allow a packet.
@@ -94,8 +97,8 @@ impl EgressPart {
         Ok(compiled)
     }
 
-    /// The program of the second guard.
-    pub fn guard_program(&self, compiled: &CompiledPolicy) -> Result<Vec<ClassicInstruction>> {
+    /// The filter of the second guard.
+    pub fn guard_filter(&self, compiled: &CompiledPolicy) -> Result<ProgramFilter> {
         let host: Vec<IpNet> = self.host.iter().copied().map(IpNet::from).collect();
         let near = self.local_subnets();
         let on_link = compiled.neighbours.restrict_to(&near);
@@ -108,7 +111,7 @@ impl EgressPart {
             (allowed.restrict_to(&near), on_link.without(&self.own_networks(|_| true)));
         let everything = flatten(&[], &[ServiceRange::ALL]);
         let judged = |traffic| if self.is_audited { &everything } else { traffic };
-        guard::compile_program(&GuardPolicy {
+        guard::compile_filter(&GuardPolicy {
             mac: self.mac,
             allowed: judged(&allowed),
             served: &compiled.served,

@@ -16,15 +16,17 @@
 //!         iifname . ether saddr vmap @ports
 //!     }
 //!     chain link { .. }                       what IPv6 needs on a link; other source addresses; replies
-//!     chain refused { .. drop }
-//!     chain noted { .. accept }               in place of refused, if the policies are audited
+//!     chain record { .. }                     records the flow
+//!     chain rejected { .. reject }            counts, records and answers
+//!     chain refused { .. drop }               in place of rejected, with "refuse": "drop"
+//!     chain noted { .. accept }               in place of rejected, if the policies are audited
 //!     chain policy_5f1d.. {                   one for equal policies
 //!         meta oiftype != 0 goto forward_5f1d..
 //!         jump link
 //!         fib daddr type local goto host_5f1d..
 //!         ip daddr @forward_5f1d.._all4 accept
 //!         ip daddr . meta l4proto . th dport @forward_5f1d.._ranges4 accept
-//!         goto refused
+//!         goto rejected
 //!     }
 //!     chain forward_5f1d.. {
 //!         ct status dnat accept
@@ -47,6 +49,7 @@
 //! table netdev cnibox_egress {                what the second guard refuses
 //!     set refused; set flows4, flows6, arp_targets, packet_senders
 //!     chain refused { type filter hook ingress device "cnibox-dropped" priority 0 .. }
+//!     chain dropped { type filter hook ingress device "cnibox-dropped" priority 20; drop }
 //! }
 //! ```
 //!
@@ -181,13 +184,13 @@ impl FlowSets {
         (packets, [PacketField::EtherSaddr, PacketField::L4proto, service, daddr], flows)
     }
 
-    /// Keeps a recorded flow for longer. A verdict follows: the packet does not count for the limit.
+    /// Keeps a recorded flow for longer: its packets do not count for the limit.
     fn keep(self, kind: FlowKind) -> NftRule {
         let (packets, key, flows) = self.describe(kind);
         keep_recorded(packets, &key, flows)
     }
 
-    /// Records a new flow, unless the container has too many. A verdict follows.
+    /// Records a new flow, unless the container has too many.
     fn record(self, kind: FlowKind) -> NftRule {
         let (packets, key, flows) = self.describe(kind);
         self.record_key(packets, &key, flows)
@@ -198,11 +201,12 @@ impl FlowSets {
         packets
             .add_with_limit(&key[..1], self.packet_senders, PER_MINUTE, BURST)
             .update_set(key, flows)
+            .return_to_caller()
     }
 }
 
 fn keep_recorded(packets: NftRule, key: &[PacketField], flows: NftSet<'_>) -> NftRule {
-    packets.in_set(key, flows).update_set(key, flows)
+    packets.in_set(key, flows).update_set(key, flows).return_to_caller()
 }
 
 /// Packets whose flows are recorded in the same way.
@@ -234,7 +238,8 @@ pub(super) const GUARD_REFUSED: NftSet<'_> =
     GUARD.named_set("refused", &[ValueType::EtherAddr]).with_counters();
 
 const LINK: &str = "link";
-/// The chains for what a policy refuses, and for what it would refuse.
+/// The chains for what a policy refuses with an answer and without, and for what it would refuse.
+pub(super) const REJECTED: &str = "rejected";
 pub(super) const REFUSED: &str = "refused";
 pub(super) const NOTED: &str = "noted";
 
@@ -294,14 +299,9 @@ pub(super) struct PolicyChains {
 
 pub(super) const LAYOUTS: [TableLayout; 2] = [PACKET_LAYOUT, FRAME_LAYOUT];
 
-/// The layouts of the tables whose rules judge a container's packets, and of the table that counts
-/// what the second guard refuses.
+/// The layouts of the tables whose rules judge a container's packets.
 pub(super) fn layouts_of_port(is_bridged: bool) -> &'static [TableLayout] {
-    if is_bridged {
-        &[PACKET_LAYOUT, FRAME_LAYOUT, GUARD_LAYOUT]
-    } else {
-        &[PACKET_LAYOUT, GUARD_LAYOUT]
-    }
+    if is_bridged { &LAYOUTS } else { &[PACKET_LAYOUT] }
 }
 
 fn select_policy(ports: NftSet<'_>) -> NftRule {
@@ -322,6 +322,10 @@ fn count_refusal(refused: NftSet<'_>) -> NftRule {
     NftRule::new().in_set(&PORT_FIELDS, refused)
 }
 
+/// The chain that records flows.
+const RECORD: &str = "record";
+const RECORD_FLOW: FixedRule = ("record", || NftRule::new().jump_to(RECORD));
+const COUNT_PACKET: FixedRule = ("count", || count_refusal(PACKET_SETS.refused));
 const DROP: FixedRule = ("drop", || NftRule::new().drop());
 const ACCEPT: FixedRule = ("accept", || NftRule::new().accept());
 const FOREIGN: &str = "from another address";
@@ -338,35 +342,29 @@ const PACKET_LAYOUT: TableLayout = TableLayout {
     packet_filled_sets: &PACKET_RECORDERS,
     chains: &[
         (
-            PACKETS.named_chain(REFUSED),
+            PACKETS.named_chain(RECORD),
             &[
-                ("count", || count_refusal(PACKET_SETS.refused)),
-                ("recorded ICMP", || PACKET_FLOWS.keep(FlowKind::Icmp).drop()),
-                ("record ICMP", || PACKET_FLOWS.record(FlowKind::Icmp).drop()),
-                ("recorded ICMPv6", || PACKET_FLOWS.keep(FlowKind::Icmpv6).drop()),
-                ("record ICMPv6", || PACKET_FLOWS.record(FlowKind::Icmpv6).drop()),
-                ("recorded IPv4", || PACKET_FLOWS.keep(FlowKind::Ipv4).drop()),
-                ("record IPv4", || PACKET_FLOWS.record(FlowKind::Ipv4).drop()),
-                ("recorded IPv6", || PACKET_FLOWS.keep(FlowKind::Ipv6).drop()),
-                ("record IPv6", || PACKET_FLOWS.record(FlowKind::Ipv6).drop()),
-                DROP,
+                ("recorded ICMP", || PACKET_FLOWS.keep(FlowKind::Icmp)),
+                ("record ICMP", || PACKET_FLOWS.record(FlowKind::Icmp)),
+                ("recorded ICMPv6", || PACKET_FLOWS.keep(FlowKind::Icmpv6)),
+                ("record ICMPv6", || PACKET_FLOWS.record(FlowKind::Icmpv6)),
+                ("recorded IPv4", || PACKET_FLOWS.keep(FlowKind::Ipv4)),
+                ("record IPv4", || PACKET_FLOWS.record(FlowKind::Ipv4)),
+                ("recorded IPv6", || PACKET_FLOWS.keep(FlowKind::Ipv6)),
+                ("record IPv6", || PACKET_FLOWS.record(FlowKind::Ipv6)),
             ],
         ),
         (
-            PACKETS.named_chain(NOTED),
+            PACKETS.named_chain(REJECTED),
             &[
-                ("count", || count_refusal(PACKET_SETS.refused)),
-                ("recorded ICMP", || PACKET_FLOWS.keep(FlowKind::Icmp).accept()),
-                ("record ICMP", || PACKET_FLOWS.record(FlowKind::Icmp).accept()),
-                ("recorded ICMPv6", || PACKET_FLOWS.keep(FlowKind::Icmpv6).accept()),
-                ("record ICMPv6", || PACKET_FLOWS.record(FlowKind::Icmpv6).accept()),
-                ("recorded IPv4", || PACKET_FLOWS.keep(FlowKind::Ipv4).accept()),
-                ("record IPv4", || PACKET_FLOWS.record(FlowKind::Ipv4).accept()),
-                ("recorded IPv6", || PACKET_FLOWS.keep(FlowKind::Ipv6).accept()),
-                ("record IPv6", || PACKET_FLOWS.record(FlowKind::Ipv6).accept()),
-                ACCEPT,
+                COUNT_PACKET,
+                RECORD_FLOW,
+                ("reset TCP", || NftRule::new().reset_tcp()),
+                ("reject", || NftRule::new().reject()),
             ],
         ),
+        (PACKETS.named_chain(REFUSED), &[COUNT_PACKET, RECORD_FLOW, DROP]),
+        (PACKETS.named_chain(NOTED), &[COUNT_PACKET, RECORD_FLOW, ACCEPT]),
         (PACKETS.named_chain(LINK), &LINK_RULES),
         (
             PACKETS
@@ -512,35 +510,44 @@ const FRAME_LAYOUT: TableLayout = TableLayout {
     ..TableLayout::new(FRAMES)
 };
 
-/// Counts and records what the second guard refuses, before the link drops it.
+/// Counts and records what the second guard refuses, before it is answered and dropped.
 pub(super) const GUARD_LAYOUT: TableLayout = TableLayout {
     sets: &[GUARD_REFUSED],
     packet_filled_sets: &GUARD_RECORDERS,
-    chains: &[(
-        GUARD.named_chain(REFUSED).at_ingress_of(SINK_PORT),
-        &[
-            // With any other address a container could fill the sets.
-            (FOREIGN, || {
-                NftRule::new().not_in_set(&[PacketField::EtherSaddr], GUARD_REFUSED).drop()
-            }),
-            ("count", || NftRule::new().in_set(&[PacketField::EtherSaddr], GUARD_REFUSED)),
-            ("recorded ICMP", || GUARD_FLOWS.keep(FlowKind::Icmp).drop()),
-            ("record ICMP", || GUARD_FLOWS.record(FlowKind::Icmp).drop()),
-            ("recorded ICMPv6", || GUARD_FLOWS.keep(FlowKind::Icmpv6).drop()),
-            ("record ICMPv6", || GUARD_FLOWS.record(FlowKind::Icmpv6).drop()),
-            ("recorded IPv4", || GUARD_FLOWS.keep(FlowKind::Ipv4).drop()),
-            ("record IPv4", || GUARD_FLOWS.record(FlowKind::Ipv4).drop()),
-            ("recorded IPv6", || GUARD_FLOWS.keep(FlowKind::Ipv6).drop()),
-            ("record IPv6", || GUARD_FLOWS.record(FlowKind::Ipv6).drop()),
-            ("recorded ARP", || {
-                keep_recorded(NftRule::new().ethertype_is(ETH_P_ARP), &ARP_KEY, GUARD_ARP).drop()
-            }),
-            ("record ARP", || {
-                let requests = NftRule::new().ethertype_is(ETH_P_ARP);
-                GUARD_FLOWS.record_key(requests, &ARP_KEY, GUARD_ARP).drop()
-            }),
-            DROP,
-        ],
-    )],
+    chains: &[
+        (
+            GUARD.named_chain(RECORD),
+            &[
+                ("recorded ICMP", || GUARD_FLOWS.keep(FlowKind::Icmp)),
+                ("record ICMP", || GUARD_FLOWS.record(FlowKind::Icmp)),
+                ("recorded ICMPv6", || GUARD_FLOWS.keep(FlowKind::Icmpv6)),
+                ("record ICMPv6", || GUARD_FLOWS.record(FlowKind::Icmpv6)),
+                ("recorded IPv4", || GUARD_FLOWS.keep(FlowKind::Ipv4)),
+                ("record IPv4", || GUARD_FLOWS.record(FlowKind::Ipv4)),
+                ("recorded IPv6", || GUARD_FLOWS.keep(FlowKind::Ipv6)),
+                ("record IPv6", || GUARD_FLOWS.record(FlowKind::Ipv6)),
+                ("recorded ARP", || {
+                    keep_recorded(NftRule::new().ethertype_is(ETH_P_ARP), &ARP_KEY, GUARD_ARP)
+                }),
+                ("record ARP", || {
+                    let requests = NftRule::new().ethertype_is(ETH_P_ARP);
+                    GUARD_FLOWS.record_key(requests, &ARP_KEY, GUARD_ARP)
+                }),
+            ],
+        ),
+        (
+            GUARD.named_chain(REFUSED).at_ingress_of(SINK_PORT, 0),
+            &[
+                // With any other address a container could fill the sets.
+                (FOREIGN, || {
+                    NftRule::new().not_in_set(&[PacketField::EtherSaddr], GUARD_REFUSED).drop()
+                }),
+                ("count", || NftRule::new().in_set(&[PacketField::EtherSaddr], GUARD_REFUSED)),
+                RECORD_FLOW,
+            ],
+        ),
+        // After the answer.
+        (GUARD.named_chain("dropped").at_ingress_of(SINK_PORT, 20), &[DROP]),
+    ],
     ..TableLayout::new(GUARD)
 };

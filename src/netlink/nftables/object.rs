@@ -158,10 +158,10 @@ impl<'a> NftChain<'a> {
         }
     }
 
-    /// `type filter hook ingress device ".." priority 0`, in a table of the family netdev.
-    pub const fn at_ingress_of(self, device: &'a str) -> NftChain<'a> {
+    /// `type filter hook ingress device ".." priority ..`, in a table of the family netdev.
+    pub const fn at_ingress_of(self, device: &'a str, priority: i32) -> NftChain<'a> {
         let base =
-            BaseChain { kind: "filter", hook: NETDEV_INGRESS, priority: 0, device: Some(device) };
+            BaseChain { kind: "filter", hook: NETDEV_INGRESS, priority, device: Some(device) };
         NftChain { base: Some(base), ..self }
     }
 

@@ -267,6 +267,32 @@ impl NftRule {
         }))
     }
 
+    /// `meta l4proto tcp reject with tcp reset`
+    pub fn reset_tcp(self) -> NftRule {
+        self.match_equal(PacketField::L4proto, TransportProtocol::Tcp).push_expression(
+            build_expression("reject", |data| {
+                data.put_u32_be(NFTA_REJECT_TYPE, NFT_REJECT_TCP_RST)
+            }),
+        )
+    }
+
+    /// `reject with icmpx admin-prohibited`
+    pub fn reject(self) -> NftRule {
+        self.push_expression(build_expression("reject", |data| {
+            data.put_u32_be(NFTA_REJECT_TYPE, NFT_REJECT_ICMPX_UNREACH);
+            data.put_bytes(NFTA_REJECT_ICMP_CODE, &[NFT_REJECT_ICMPX_ADMIN_PROHIBITED])
+        }))
+    }
+
+    /// `fwd to a map @map`: the frame leaves by the link whose index the map has.
+    pub fn forward_by_map(self, fields: &[PacketField], map: NftSet<'_>) -> NftRule {
+        let rule = self
+            .look_up_set(fields, map, |data| data.put_u32_be(NFTA_LOOKUP_DREG, register_number(0)));
+        rule.push_expression(build_expression("fwd", |data| {
+            data.put_u32_be(NFTA_FWD_SREG_DEV, register_number(0))
+        }))
+    }
+
     /// `masquerade`
     pub fn masquerade(self) -> NftRule {
         self.push_expression(build_expression("masq", |data| data))

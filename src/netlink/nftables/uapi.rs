@@ -65,6 +65,8 @@ constants! { u16:
     // The same for `meta`, `ct`, `fib` and `payload`; the other parameters have the next numbers.
     NFTA_LOAD_DREG = 1,
     NFTA_CT_KEY = 2, NFTA_CT_SREG = 4,
+    NFTA_REJECT_TYPE = 1, NFTA_REJECT_ICMP_CODE = 2,
+    NFTA_FWD_SREG_DEV = 1,
 }
 
 constants! { usize: NFT_REG_1 = 1, NFT_REG32_00 = 8 }
@@ -76,5 +78,7 @@ constants! { i32:
 }
 
 constants! { u32: NFT_TABLE_F_DORMANT = 1 }
+constants! { u32: NFT_REJECT_TCP_RST = 1, NFT_REJECT_ICMPX_UNREACH = 2 }
+constants! { u8: NFT_REJECT_ICMPX_ADMIN_PROHIBITED = 3 }
 constants! { u8: IPPROTO_TCP = 6, IPPROTO_ICMPV6 = 58 }
 constants! { u16: ETH_P_ARP = 0x0806 }

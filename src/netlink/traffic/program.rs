@@ -20,8 +20,13 @@ const TCA_BPF_ACT: u16 = 1;
 const TCA_BPF_FLAGS: u16 = 8;
 /// `TCA_BPF_FLAG_ACT_DIRECT`: the program returns a `TC_ACT_*`.
 const ACT_DIRECT: u32 = 1;
-/// The handle of the program among the filters of its priority.
+/// The handles of the program, and of the one that is run first, among the filters of their
+/// priority.
 const HANDLE: u32 = 1;
+const FIRST_HANDLE: u32 = 2;
+/// What a program without redirect returns: the packet is dropped; the next filter is asked.
+pub const TC_ACT_SHOT: u32 = 2;
+pub const TC_ACT_UNSPEC: u32 = u32::MAX;
 /// Length of an instruction in bytes.
 const INSTRUCTION: usize = 8;
 
@@ -56,8 +61,10 @@ impl ClassicInstruction {
 }
 
 /// A program that selects packets.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProgramFilter {
+    /// Run before `program`, unless it is empty. It returns a `TC_ACT_*`.
+    pub first: Vec<ClassicInstruction>,
     /// Run for each packet of any protocol. With `redirect` it returns 1 for selected packets and
     /// 0 for packets that the next filter judges; without, it returns a `TC_ACT_*`. A load
     /// beyond the packet returns 0.
@@ -68,11 +75,11 @@ pub struct ProgramFilter {
 }
 
 impl ProgramFilter {
-    /// The filter in a reply, if it is one that [`Netlink::replace_program`] makes.
-    fn parse_body(body: &[u8]) -> Option<ProgramFilter> {
+    /// The handle and the program of a filter in a reply, if it is one that
+    /// [`Netlink::replace_program`] makes.
+    fn parse_body(body: &[u8]) -> Option<(u32, ProgramFilter)> {
         let (header, kind, attributes) = TrafficHeader::parse_reply(body)?;
-        let options = find_attribute(attributes, TCA_OPTIONS)
-            .filter(|_| kind == KIND && header.handle == HANDLE)?;
+        let options = find_attribute(attributes, TCA_OPTIONS).filter(|_| kind == KIND)?;
         let flags =
             options.find_nested(TCA_BPF_FLAGS).and_then(ReplyAttribute::to_u32).unwrap_or_default();
         let code = options.find_nested(TCA_BPF_OPS)?.value;
@@ -84,8 +91,13 @@ impl ProgramFilter {
         }
         let program =
             code.chunks(INSTRUCTION).map(ClassicInstruction::parse_bytes).collect::<Option<_>>()?;
-        Some(ProgramFilter { program, redirect })
+        Some((header.handle, ProgramFilter { first: Vec::new(), program, redirect }))
     }
+}
+
+/// Whether [`Netlink::replace_program`] makes filters with this handle.
+pub fn is_program_handle(handle: u32) -> bool {
+    [HANDLE, FIRST_HANDLE].contains(&handle)
 }
 
 impl Netlink {
@@ -96,12 +108,24 @@ impl Netlink {
         index: u32,
         parent: TrafficHandle,
         priority: u16,
-        ProgramFilter { program, redirect }: &ProgramFilter,
+        filter: &ProgramFilter,
     ) -> NetlinkResult<()> {
-        let header = TrafficHeader {
-            handle: HANDLE,
-            ..TrafficHeader::of_filter(index, parent, priority, ALL_PROTOCOLS)
-        };
+        let ProgramFilter { first, program, redirect } = filter;
+        let place = TrafficHeader::of_filter(index, parent, priority, ALL_PROTOCOLS);
+        self.put_program(TrafficHeader { handle: HANDLE, ..place }, program, *redirect)?;
+        if first.is_empty() {
+            return Ok(());
+        }
+        // The kernel asks the latest filter of a priority first.
+        self.put_program(TrafficHeader { handle: FIRST_HANDLE, ..place }, first, None)
+    }
+
+    fn put_program(
+        &self,
+        header: TrafficHeader,
+        program: &[ClassicInstruction],
+        redirect: Option<u32>,
+    ) -> NetlinkResult<()> {
         let mut request = header.to_request(RTM_NEWTFILTER);
         let code: Vec<u8> = program.iter().flat_map(|instruction| instruction.to_bytes()).collect();
         let count = u16::try_from(program.len()).unwrap_or(u16::MAX);
@@ -109,14 +133,14 @@ impl Netlink {
             options.put_bytes(TCA_BPF_OPS_LEN, &count.to_ne_bytes()).put_bytes(TCA_BPF_OPS, &code);
             match redirect {
                 Some(link) => {
-                    options.put_nested(TCA_BPF_ACT, |actions| write_redirect(actions, *link))
+                    options.put_nested(TCA_BPF_ACT, |actions| write_redirect(actions, link))
                 }
                 None => options.put_u32(TCA_BPF_FLAGS, ACT_DIRECT),
             }
         });
         let op = "set the filter program of";
-        let replaced =
-            self.socket.request_change(&request, NLM_F_CREATE, op, &self.link_label(index));
+        let link = self.link_label(header.index);
+        let replaced = self.socket.request_change(&request, NLM_F_CREATE, op, &link);
         replaced.map_err(|error| match error.errno() {
             Some(Errno::ENOENT | Errno::EOPNOTSUPP) => error.with_remedy(
                 "load the kernel modules \"cls_bpf\" and \"act_mirred\" on the node".to_owned(),
@@ -148,6 +172,10 @@ impl Netlink {
             Err(error) if error.errno() == Some(Errno::EMSGSIZE) => list(),
             found => found,
         };
-        Ok(unless_absent(found, Vec::new())?.into_iter().next())
+        let mut found = unless_absent(found, Vec::new())?;
+        let first = found.iter().position(|(handle, _)| *handle == FIRST_HANDLE);
+        let first = first.map(|at| found.swap_remove(at).1.program).unwrap_or_default();
+        let main = found.into_iter().find(|(handle, _)| *handle == HANDLE);
+        Ok(main.map(|(_, filter)| ProgramFilter { first, ..filter }))
     }
 }

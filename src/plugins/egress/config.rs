@@ -36,6 +36,9 @@ pub struct EgressConfig {
     serve: Option<Vec<String>>,
     /// `enforce` or `audit`, with which what the policies refuse passes, and is only noted.
     mode: String,
+    /// What the container gets for what is refused: `reject`, a reset of TCP or an ICMP error, or
+    /// `drop`, nothing.
+    refuse: String,
     /// The directory of named policies, below `/etc/cni`, `/run/cni` or `/var/lib/cni`; only root
     /// can write there.
     policy_dir: PathBuf,
@@ -90,6 +93,7 @@ impl EgressConfig {
         most: usize,
         remarks: &mut ConfigRemarks,
     ) -> Result<()> {
+        self.is_silent()?;
         if self.is_audited()? {
             let problem = "the policies refuse nothing: mode is \"audit\"";
             remarks.warnings.push(Error::config(problem).with_details(
@@ -127,12 +131,12 @@ impl EgressConfig {
 
     /// Whether the policies are only audited.
     pub(super) fn is_audited(&self) -> Result<bool> {
-        match self.mode.as_str() {
-            "" | "enforce" => Ok(false),
-            "audit" => Ok(true),
-            other => Err(Error::config(format!("mode {other:?}: unknown mode"))
-                .with_details("write \"enforce\" or \"audit\", or leave the key out")),
-        }
+        is_second_choice("mode", &self.mode, ["enforce", "audit"])
+    }
+
+    /// Whether what is refused gets no answer.
+    pub(super) fn is_silent(&self) -> Result<bool> {
+        is_second_choice("refuse", &self.refuse, ["reject", "drop"])
     }
 
     /// The services that are served whatever the policies are, as in [`EgressPolicy::serve`]: those
@@ -152,6 +156,17 @@ impl EgressConfig {
     }
 }
 
+/// Whether the value of a key is the second of two, the first of which is the default.
+fn is_second_choice(key: &str, value: &str, choices: [&str; 2]) -> Result<bool> {
+    match choices.iter().position(|choice| *choice == value) {
+        Some(at) => Ok(at == 1),
+        None if value.is_empty() => Ok(false),
+        None => Err(Error::config(format!("{key} {value:?}: unknown value")).with_details(
+            format!("write \"{}\" or \"{}\", or leave the key out", choices[0], choices[1]),
+        )),
+    }
+}
+
 /// Fails if the configuration has an unknown or repeated key where a policy may be; of repeated
 /// objects the parser has made one. What others write is left: keys common to all plugins, those
 /// with a domain, such as `cni.dev/attachments`, comments, and values of runtimes and pods for other
@@ -160,7 +175,7 @@ pub(super) fn require_known_keys(config: &Json) -> Result<()> {
     let Json::Object(members) = config else { return Ok(()) };
     let policy = DecodedKeys::of_type::<EgressPolicy>();
     let own = policy.clone().with_member("policyDir", DecodedKeys::Any);
-    let own = own.with_member("mode", DecodedKeys::Any);
+    let own = own.with_member("mode", DecodedKeys::Any).with_member("refuse", DecodedKeys::Any);
     let common = PluginConfig::common_keys();
     let is_common = |name: &str| {
         common.member_keys(name).is_some()

@@ -295,7 +295,7 @@ fn a_chain_at_the_ingress_of_a_link_sees_its_frames() {
     const FRAMES: NftTable<'_> = NftTable::new(TableFamily::Netdev, "f");
     const COUNTER: NftSet<'_> = FRAMES.named_set("counted", &[ValueType::Ipv4Addr]).with_counters();
     let (nft, receiver) = loopback();
-    let chain = FRAMES.named_chain("refused").at_ingress_of("lo");
+    let chain = FRAMES.named_chain("refused").at_ingress_of("lo", 0);
     let element = COUNTER.element_with_key(ip("127.0.0.1"));
     let count = NftRule::new().ethertype_is(ETH_P_IP).in_set(&[PacketField::IpDaddr], COUNTER);
     for _ in 0..2 {

@@ -13,7 +13,7 @@ fn program(value: u32, length: usize) -> ProgramFilter {
     // `BPF_LD | BPF_IMM`.
     let mut program = vec![ClassicInstruction { code: 0, jt: 0, jf: 0, k: 7 }; length - 1];
     program.push(ClassicInstruction { code: RETURN, jt: 0, jf: 0, k: value });
-    ProgramFilter { program, redirect: Some(1) }
+    ProgramFilter { program, redirect: Some(1), first: Vec::new() }
 }
 
 /// A link with a qdisc for filters of incoming packets.
@@ -60,6 +60,23 @@ fn a_program_is_added_replaced_found_and_deleted() {
 }
 
 #[test]
+fn the_first_program_is_asked_before_the_other() {
+    let end = end().index;
+    let netlink = Netlink::open().unwrap();
+    let mut filter = ProgramFilter { first: program(TC_ACT_UNSPEC, 2).program, ..program(1, 3) };
+    for value in [TC_ACT_UNSPEC, TC_ACT_SHOT] {
+        filter.first = program(value, 2).program;
+        filter.program = program(value, 3).program;
+        netlink.replace_program(end, INGRESS, 1, &filter).unwrap();
+        assert_eq!(netlink.find_program(end, INGRESS, 1).unwrap().as_ref(), Some(&filter));
+        let mut filters = netlink.dump_filters(end, INGRESS).unwrap();
+        filters.retain(|filter| filter.handle != 0);
+        let handles: Vec<u32> = filters.iter().map(|filter| filter.handle).collect();
+        assert_eq!(handles, [FIRST_HANDLE, HANDLE], "in the order of the kernel");
+    }
+}
+
+#[test]
 fn a_program_that_the_kernel_refuses_is_an_error() {
     let end = end().index;
     let netlink = Netlink::open().unwrap();
@@ -68,8 +85,7 @@ fn a_program_that_the_kernel_refuses_is_an_error() {
         let error = netlink.replace_program(end, INGRESS, 1, &program(2, length)).unwrap_err();
         assert!(error.to_string().starts_with("set the filter program of \"v0\": "), "{error}");
     }
-    let falls_out =
-        ProgramFilter { program: program(2, 3).program[..2].to_vec(), redirect: Some(1) };
+    let falls_out = ProgramFilter { program: program(2, 3).program[..2].to_vec(), ..program(2, 3) };
     assert!(netlink.replace_program(end, INGRESS, 1, &falls_out).is_err());
     // The refused programs changed nothing.
     assert_eq!(netlink.find_program(end, INGRESS, 1).unwrap(), Some(program(2, 3)));

@@ -12,8 +12,8 @@ use nix::sys::socket::bind;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{
-    AllowedTraffic, BRIDGE, FrameGenerator, MAC, OwnedPolicy, Packet, RandomGenerator, naive,
-    networks, protocol, random_policy, range, sample_policy, service,
+    AllowedTraffic, BRIDGE, FrameGenerator, MAC, OwnedPolicy, Packet, RandomGenerator,
+    compile_filter, naive, networks, protocol, random_policy, range, sample_policy, service,
 };
 use crate::iface::guard::{SINK, has_guard, put_guard};
 use crate::iface::redirect;
@@ -60,7 +60,7 @@ impl Rig {
     }
 
     fn guard(&self, policy: &OwnedPolicy) {
-        let guard = policy.compile();
+        let guard = compile_filter(&policy.guard()).unwrap();
         put_guard(&self.netlink, &self.end, guard.clone(), SINK).unwrap();
         assert!(has_guard(&self.netlink, &self.end, &guard, SINK).unwrap());
     }
