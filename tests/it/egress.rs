@@ -1,6 +1,7 @@
 //! egress: lifecycle in every version, refusals, sources of policies; the submodules test what
 //! passes, ways out of a policy, flushes, and the tool.
 
+mod answers;
 mod audit;
 mod checksums;
 mod flush;

@@ -75,5 +75,5 @@ fn an_unknown_mode_is_refused() {
     let world = World::new("bridge", &json!({}));
     let list = list(&world.node, "bridge", &json!({"mode": "observe"}));
     let error = list.call("ADD", &world.attached(), 1, Some(&world.result)).error();
-    assert_eq!(error.brief(), (7, "mode \"observe\": unknown mode"));
+    assert_eq!(error.brief(), (7, "mode \"observe\": unknown value"));
 }

@@ -155,14 +155,15 @@ fn changed_rules_are_found_and_restored() {
         ("was changed", format!("nft insert rule {packets} accept")),
         ("was changed", format!("nft insert rule {frames} accept")),
         ("refused was changed", change("inet cnibox_egress refused", "drop", "accept")),
+        ("rejected was changed", change("inet cnibox_egress rejected", "reject", "accept")),
         ("link was changed", change("inet cnibox_egress link", "IPv4 options", "ip saddr 10.1.2.0/24 accept")),
         ("prerouting was changed", change("bridge cnibox_egress prerouting", "from another address", "iifname x drop")),
-        ("was changed", change(&packets, "refused", "accept")),
+        ("was changed", change(&packets, "rejected", "accept")),
         ("was changed", change(&packets, "ranges4", "ip daddr 0.0.0.0/0 accept")),
         ("was changed", change(&frames, "refused", "accept")),
         ("was changed", format!("nft delete element inet {ports} && nft add element inet {}", ports.replace(" }", " : accept }"))),
         // nft writes other expressions than it lists.
-        ("was changed", moved("inet", "prerouting", "prerouting", "postrouting")),
+        ("was changed", moved("inet", "prerouting", "prerouting", "input")),
         ("was changed", moved("bridge", "prerouting", "prerouting", "input")),
         ("was changed", moved("bridge", "forward", "forward", "output")),
         (

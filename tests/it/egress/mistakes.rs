@@ -41,7 +41,7 @@ type Members = &'static str;
 
 /// Mistakes, most of them in a configuration that otherwise allows everything, each with the
 /// message.
-const MISTAKES: [(Members, &str); 53] = [
+const MISTAKES: [(Members, &str); 55] = [
     (r#""policy":"allow","dney":[{"to":["10.0.0.0/8"]}]"#, r#"unknown key "dney""#),
     (r#""policy":"allow","denny":[{"to":["10.0.0.0/8"]}]"#, r#"unknown key "denny""#),
     (r#""policy":"allow","denied":[]"#, r#"unknown key "denied""#),
@@ -61,7 +61,9 @@ const MISTAKES: [(Members, &str); 53] = [
     (r#""policy":"allow","egressPolicy":{}"#, r#"unknown key "egressPolicy""#),
     (r#""policy":"allow","egress":{}"#, r#"unknown key "egress""#),
     (r#""policy":"allow","mod":"audit""#, r#"unknown key "mod""#),
-    (r#""policy":"allow","mode":"watch""#, r#"mode "watch": unknown mode"#),
+    (r#""policy":"allow","mode":"watch""#, r#"mode "watch": unknown value"#),
+    (r#""policy":"allow","refuse":"silent""#, r#"refuse "silent": unknown value"#),
+    (r#""policy":"allow","refused":"drop""#, r#"unknown key "refused""#),
     (r#""policy":"allow","policydirectory":"/etc/cni/p""#, r#"unknown key "policydirectory""#),
     (r#""policy":"allow","policyDirs":["/etc/cni/p"]"#, r#"unknown key "policyDirs""#),
     (r#""policy":"allow","capabilites":{"egressPolicy":true}"#, r#"unknown key "capabilites""#),

@@ -1,0 +1,174 @@
+//! What a refusal tells: programs fail at once, and nobody else is told.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use super::ways::{Capture, Map, ipv4, mac_of, sum, tcp, udp};
+use super::{FAR, OUTSIDE, World, list};
+use crate::hostile::send_frame;
+use crate::support::conflist::{Attached, Conflist};
+use crate::support::net::merged;
+use crate::support::node::{Container, eventually};
+use crate::support::traffic::Place;
+
+/// How long a program may wait that is told.
+const AT_ONCE: Duration = Duration::from_millis(900);
+
+/// How connecting ends, and whether at once.
+fn connect(from: &impl Place, ip: &str) -> (ErrorKind, bool) {
+    let to: SocketAddr = (ip.parse::<IpAddr>().unwrap(), 4001).into();
+    from.within(|| {
+        let start = Instant::now();
+        let ended = TcpStream::connect_timeout(&to, Duration::from_secs(2)).unwrap_err().kind();
+        (ended, start.elapsed() < AT_ONCE)
+    })
+}
+
+/// How waiting for an answer to a datagram ends.
+fn ask(from: &impl Place, ip: &str) -> ErrorKind {
+    let ip: IpAddr = ip.parse().unwrap();
+    let any: IpAddr = if ip.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+    from.within(|| {
+        let socket = UdpSocket::bind((any, 0)).unwrap();
+        socket.connect((ip, 4001)).unwrap();
+        socket.set_read_timeout(Some(AT_ONCE)).unwrap();
+        socket.send(b"question").unwrap();
+        socket.recv(&mut [0; 16]).unwrap_err().kind()
+    })
+}
+
+/// Resolves the routers: a first packet may wait for their addresses.
+fn resolve(world: &World) {
+    for ip in [FAR[0], FAR[3]] {
+        assert!(world.reaches(&world.outside, ip, 9), "{ip}");
+    }
+}
+
+fn assert_told(world: &World, ip: &str, why: &str) {
+    assert_eq!(connect(&world.inside, ip), (ErrorKind::ConnectionRefused, true), "{why}: {ip}");
+    let told =
+        if ip.contains(':') { ErrorKind::PermissionDenied } else { ErrorKind::HostUnreachable };
+    assert_eq!(ask(&world.inside, ip), told, "{why}: {ip}");
+}
+
+const KEYS: &str = r#"{"allow": [{"to": ["192.0.2.0/24", "2001:db8:f::/64"]}]}"#;
+
+#[test]
+fn a_refused_program_fails_at_once() {
+    let keys = serde_json::from_str(KEYS).unwrap();
+    for kind in ["bridge", "ptp"] {
+        let world = World::new(kind, &keys);
+        resolve(&world);
+        let another = Container::new();
+        let ipam = world.node.host_local(&["10.7.0.0/24", "2001:db8:7::/64"]);
+        let plugin = json!({"type": "bridge", "bridge": "br7", "isGateway": true, "ipam": ipam});
+        let network = json!({"cniVersion": "1.1.0", "name": "another", "plugins": [plugin]});
+        Conflist::new(&world.node, network).add(&Attached::new("a", &another.path())).unwrap();
+        let own = list(&world.node, kind, &keys);
+        let restore = || _ = own.call("ADD", &world.attached(), 1, Some(&world.result)).result();
+        let near = ["10.7.0.2", "10.1.2.1", "2001:db8:1::1"];
+        for ip in [FAR[1], OUTSIDE[0], OUTSIDE[1]].iter().chain(&near) {
+            assert_told(&world, ip, kind);
+        }
+        // By the rules alone, as where the filter cannot know what is another container's.
+        world.node.sh(&format!("tc qdisc del dev {} ingress", world.end()));
+        for ip in [FAR[1], OUTSIDE[1]].iter().chain(&near) {
+            assert_told(&world, ip, &format!("{kind}, rules alone"));
+        }
+        restore();
+        // By the filter alone nobody is told, and nothing is reached.
+        world.node.sh("nft flush ruleset");
+        assert_eq!(connect(&world.inside, FAR[1]), (ErrorKind::TimedOut, false), "{kind}: flushed");
+        assert_eq!(world.node.cnibox(&["repair"]).run().status, Some(0));
+        assert_told(&world, FAR[1], &format!("{kind}, after a repair"));
+        world.node.sh("ip link del cnibox-refused");
+        restore();
+        assert_told(&world, FAR[1], &format!("{kind}, with new links"));
+        own.check(&world.attached(), &world.result).unwrap();
+    }
+}
+
+#[test]
+fn a_neighbour_on_the_bridge_is_told_too_and_shaping_does_not_matter() {
+    let keys = serde_json::from_str(KEYS).unwrap();
+    let world = World::new("bridge", &keys);
+    resolve(&world);
+    let allowed = merged(&keys, &json!({"allow": [{"to": ["10.1.2.2"], "ports": ["udp/9"]}]}));
+    let inside = Container::new();
+    let mut shaped = list(&world.node, "bridge", &allowed);
+    let rate = json!({"type": "bandwidth", "egressRate": 100_000_000, "egressBurst": 1_000_000});
+    shaped.conf["plugins"].as_array_mut().unwrap().insert(1, rate);
+    shaped.add(&Attached::new("shaped", &inside.path())).unwrap();
+    let reached = || super::datagram_arrives(&inside, &world.neighbour, "10.1.2.2", 9);
+    assert!(reached(), "its address is known");
+    assert_eq!(connect(&inside, "10.1.2.2"), (ErrorKind::ConnectionRefused, true));
+    assert_eq!(connect(&inside, FAR[1]), (ErrorKind::ConnectionRefused, true));
+}
+
+#[test]
+fn refuse_drop_tells_nothing() {
+    let keys = merged(&serde_json::from_str(KEYS).unwrap(), &json!({"refuse": "drop"}));
+    for kind in ["bridge", "ptp"] {
+        let world = World::new(kind, &keys);
+        resolve(&world);
+        for alone in [false, true] {
+            if alone {
+                world.node.sh(&format!("tc qdisc del dev {} ingress", world.end()));
+            }
+            assert_eq!(connect(&world.inside, FAR[1]), (ErrorKind::TimedOut, false), "{kind}");
+            assert_eq!(ask(&world.inside, OUTSIDE[1]), ErrorKind::WouldBlock, "{kind}");
+        }
+    }
+}
+
+/// A segment of TCP with a checksum.
+fn segment(from: Ipv4Addr, to: &str) -> Vec<u8> {
+    let mut segment = tcp(4000, 4001, 2);
+    let length = u16::try_from(segment.len()).unwrap().to_be_bytes();
+    let to: Ipv4Addr = to.parse().unwrap();
+    let pseudo = [&from.octets()[..], &to.octets(), &[0, 6], &length, &segment].concat();
+    segment[16..18].copy_from_slice(&sum(&pseudo).to_be_bytes());
+    segment
+}
+
+/// An answer goes to the container that has sent the packet, whoever it says it is: otherwise it
+/// could end the connections of others.
+#[test]
+fn nobody_else_is_told() {
+    let keys = serde_json::from_str(KEYS).unwrap();
+    for kind in ["bridge", "ptp"] {
+        let world = World::new(kind, &keys);
+        resolve(&world);
+        let other = Container::new();
+        let result =
+            list(&world.node, kind, &keys).add(&Attached::new("c2", &other.path())).unwrap();
+        let victim: Ipv4Addr = super::address(&result, 0).parse().unwrap();
+        assert_eq!(connect(&other, FAR[1]), (ErrorKind::ConnectionRefused, true), "{kind}");
+        let map = Map::of(&world);
+        let received =
+            |container: &Container| container.sh("grep -E '^(Tcp|Icmp):' /proc/net/snmp");
+        let (before, mine) = (received(&other), Capture::at(&world.inside));
+        let syn = |from| ipv4(from, FAR[1], 6, 0x4000, &segment(from, FAR[1]));
+        let datagram = |from| ipv4(from, FAR[1], 17, 0x4000, &udp(4000, 4001));
+        for packet in [syn, datagram as fn(Ipv4Addr) -> Vec<u8>] {
+            for from in [victim, map.ip] {
+                let mut frame = map.eth(map.router, 0x0800, &packet(from));
+                send_frame(&world.inside, &frame);
+                frame[6..12].copy_from_slice(&mac_of(&other));
+                send_frame(&world.inside, &frame);
+            }
+        }
+        send_frame(&world.inside, &map.eth(map.router, 0x0800, &datagram(map.ip)));
+        // An ICMP error quotes the datagram.
+        let mut own = 0;
+        eventually("both datagrams from its own address are answered", || {
+            let frames = mine.frames();
+            own += frames.iter().filter(|frame| frame[..6] == mac_of(&world.inside)).count();
+            own >= 2
+        });
+        assert_eq!(received(&other), before, "{kind}: the other container was told");
+    }
+}
