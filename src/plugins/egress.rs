@@ -31,6 +31,7 @@ use crate::framework::{
 };
 use crate::iface::guard::SINK;
 use crate::iface::{ContainerNetns, checksums, guard, peer};
+use crate::netfilter::egress::limits::PolicyLimits;
 use crate::netfilter::egress::lint::find_idle_entries;
 use crate::netfilter::egress::policy::{CompiledPolicy, EgressPolicy};
 use crate::netfilter::egress::{self, EgressPart};
@@ -75,6 +76,7 @@ impl Plugin for Egress {
             find_port(host, &inside, owner.ifname, prev, policies, conf.published()?)?;
         port.is_audited = conf.is_audited()?;
         port.is_silent = conf.is_silent()?;
+        port.limits = conf.limits()?;
         warn_of_idle_entries(&port)?;
         let compiled = port.compile()?;
         let program = port.guard_filter(&compiled)?;
@@ -262,6 +264,7 @@ fn find_port(
         policies,
         is_audited: false,
         is_silent: false,
+        limits: PolicyLimits::default(),
         added: Vec::new(),
         replaced: Vec::new(),
     };

@@ -6,6 +6,7 @@ mod audit;
 mod checksums;
 mod flush;
 mod lifecycle;
+mod limits;
 mod mistakes;
 mod recipes;
 mod skipped;

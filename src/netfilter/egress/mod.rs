@@ -3,6 +3,7 @@
 //! | file | |
 //! | --- | --- |
 //! | `policy.rs` | the syntax of policies |
+//! | `limits.rs` | how many connections a container may open |
 //! | `source.rs` | the places of policies |
 //! | `part.rs` | a container with policies, as its record has it |
 //! | `lint.rs` | entries that do not do what they say |
@@ -18,6 +19,7 @@ mod answer;
 pub mod compile;
 pub mod explain;
 pub mod guard;
+pub mod limits;
 pub mod lint;
 mod objects;
 mod part;

@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use nix::libc;
 
 use super::compile::{AllowedRange, AllowedTraffic, LAST_SERVICE, ServiceRange};
+use super::limits::{ConnectionLimits, ConnectionRate};
 use super::part::EgressPart;
 use super::policy::CompiledPolicy;
 use super::table::{
@@ -19,8 +20,8 @@ use crate::attachment::sha512_hex;
 use crate::netfilter::layout::RuleComparison;
 use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
-    ElementKey, KeyInterval, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, NftValue,
-    PacketField, TransportProtocol, ValueType,
+    CT_STATE_NEW, ElementKey, KeyInterval, NftBatch, NftChain, NftRule, NftSet, NftSocket,
+    NftTable, NftValue, PacketField, PacketLimit, TransportProtocol, ValueType,
 };
 
 /// The prefixes of the names of chains: of the packets or frames of a container, and the chains
@@ -31,13 +32,19 @@ const HOST: &str = "host_";
 const NEIGHBOURS: &str = "neighbours_";
 const CHAINS: [&str; 4] = [POLICY, FORWARD, HOST, NEIGHBOURS];
 
-/// What packets that enter the host's stack may reach.
+/// What packets that enter the host's stack may reach, and how many connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PacketPolicy<'a> {
     pub(super) routed: &'a AllowedTraffic,
     pub(super) neighbours: &'a AllowedTraffic,
     pub(super) host: &'a AllowedTraffic,
+    pub(super) limits: ConnectionLimits,
 }
+
+/// The maximum number of containers with one policy whose connections are counted, and how long an
+/// unused limit of new connections is kept, in seconds.
+const MOST_LIMITED: u32 = 65536;
+const LIMIT_TIMEOUT: u32 = 120;
 
 /// The length of the hash in names, in hexadecimal digits: an author of two policies cannot find
 /// two with one name.
@@ -47,8 +54,11 @@ const ID_LENGTH: usize = 32;
 const PACKET_HOST: u8 = 0;
 
 /// The ends of the names of sets.
-const SET_NAMES: [&str; 8] =
-    ["all4", "all6", "prefixes4", "prefixes6", "ranges4", "ranges6", "arp", "nd"];
+const SET_NAMES: [&str; 10] =
+    ["all4", "all6", "prefixes4", "prefixes6", "ranges4", "ranges6", "arp", "nd", NEW, OPEN];
+/// The limits of new and of open connections of each container.
+const NEW: &str = "new";
+const OPEN: &str = "open";
 
 /// What a sandbox allows at addresses of the Internet. The kernel takes milliseconds to build a set
 /// of addresses and services from large networks, so such addresses have a set of their own.
@@ -75,12 +85,23 @@ pub(super) struct PolicyObjects {
 struct PolicySet {
     name: String,
     key: &'static [ValueType],
-    intervals: Vec<KeyInterval>,
+    content: SetContent,
+}
+
+#[derive(Clone, Debug)]
+enum SetContent {
+    Intervals(Vec<KeyInterval>),
+    /// Elements that packets add, and how long they are kept.
+    FilledByPackets(u32),
 }
 
 impl PolicySet {
     fn nft_set(&self, table: NftTable<'static>) -> NftSet<'_> {
-        table.named_set(&self.name, self.key).with_intervals()
+        let set = table.named_set(&self.name, self.key);
+        match self.content {
+            SetContent::Intervals(_) => set.with_intervals(),
+            SetContent::FilledByPackets(timeout) => set.filled_by_packets(MOST_LIMITED, timeout),
+        }
     }
 }
 
@@ -103,10 +124,10 @@ impl PolicyObjects {
         uplinks: &[String],
         end: &'static str,
     ) -> PolicyObjects {
-        let PacketPolicy { routed, neighbours, host } = *policy;
+        let PacketPolicy { routed, neighbours, host, limits } = *policy;
         let mut content = [routed, neighbours, host].map(AllowedTraffic::to_bytes).concat();
         content.extend(uplinks.join("/").into_bytes());
-        content.extend(end.bytes());
+        content.extend(format!("{end}{limits:?}").into_bytes());
         let id = sha512_hex(content, ID_LENGTH);
         let mut objects = PolicyObjects::new(PACKETS, &id, end);
         let [start, forward, to_host, to_neighbours] = CHAINS.map(|prefix| format!("{prefix}{id}"));
@@ -137,6 +158,7 @@ impl PolicyObjects {
             NftRule::new().match_leaving().go_to(&forward).with_comment("forwarded"),
             NftRule::new().jump_to("link").with_comment("replies and the link"),
         ];
+        rules.extend(objects.add_limits(&start, limits));
         for (kind, comment) in [
             (libc::RTN_LOCAL, "the host itself"),
             (libc::RTN_BROADCAST, "broadcast of the host"),
@@ -256,10 +278,44 @@ impl PolicyObjects {
         if intervals.is_empty() {
             return Vec::new();
         }
-        let set = PolicySet { name: format!("{prefix}_{name}"), key, intervals };
+        let content = SetContent::Intervals(intervals);
+        let set = PolicySet { name: format!("{prefix}_{name}"), key, content };
         let rules = rules(set.nft_set(self.table));
         self.sets.push(set);
         rules.into_iter().map(|rule| rule.accept().with_comment(name)).collect()
+    }
+
+    /// Adds the sets of the limits, and returns the rules that refuse what is beyond them.
+    fn add_limits(&mut self, prefix: &str, limits: ConnectionLimits) -> Vec<NftRule> {
+        let key = &[PacketField::EtherSaddr];
+        let opens = || NftRule::new().any_bit_set(PacketField::CtState, CT_STATE_NEW);
+        let mut rules = Vec::new();
+        if let Some(ConnectionRate { count: packets, seconds }) = limits.new {
+            let burst = u32::try_from(packets).unwrap_or(u32::MAX);
+            let limit = PacketLimit { packets, seconds, burst };
+            rules.push(self.add_limit(prefix, NEW, LIMIT_TIMEOUT, |set| {
+                opens().add_over_limit(key, set, limit)
+            }));
+        }
+        if let Some(count) = limits.connections {
+            let open = |set: NftSet<'_>| opens().add_over_connections(key, set, count);
+            rules.push(self.add_limit(prefix, OPEN, 0, open));
+        }
+        rules
+    }
+
+    fn add_limit(
+        &mut self,
+        prefix: &str,
+        name: &'static str,
+        timeout: u32,
+        rule: impl FnOnce(NftSet<'_>) -> NftRule,
+    ) -> NftRule {
+        let (name, content) = (format!("{prefix}_{name}"), SetContent::FilledByPackets(timeout));
+        let set = PolicySet { name, key: &[ValueType::EtherAddr], content };
+        let rule = rule(set.nft_set(self.table)).go_to(self.end).with_comment("too many");
+        self.sets.push(set);
+        rule
     }
 
     /// Whether the table has these chains and sets with this content.
@@ -278,7 +334,12 @@ impl PolicyObjects {
             }
         }
         for set in &self.sets {
-            if !nft.has_intervals(set.nft_set(self.table), &set.intervals)? {
+            let nft_set = set.nft_set(self.table);
+            let is_whole = match &set.content {
+                SetContent::Intervals(intervals) => nft.has_intervals(nft_set, intervals)?,
+                SetContent::FilledByPackets(_) => nft.has_object(nft_set)?,
+            };
+            if !is_whole {
                 return Ok(false);
             }
         }
@@ -299,7 +360,9 @@ impl PolicyObjects {
             if exists {
                 batch.flush_set(nft_set);
             }
-            batch.add_intervals(nft_set, &set.intervals);
+            if let SetContent::Intervals(intervals) = &set.content {
+                batch.add_intervals(nft_set, intervals);
+            }
         }
         for (name, rules) in &self.chains {
             let chain = self.table.named_chain(name);
@@ -336,7 +399,12 @@ impl EgressPart {
         let routed = compiled.routed.without(&own).union(&at_own);
         let neighbours = compiled.neighbours.without(&own);
         let mut objects = vec![PolicyObjects::of_packets(
-            &PacketPolicy { routed: &routed, neighbours: &neighbours, host: &compiled.host },
+            &PacketPolicy {
+                routed: &routed,
+                neighbours: &neighbours,
+                host: &compiled.host,
+                limits: compiled.limits,
+            },
             &self.uplinks,
             end,
         )];
@@ -501,9 +569,9 @@ mod tests {
     fn a_sandbox_has_plain_sets_for_the_internet() {
         let policy = EgressPolicy { profile: "sandbox".to_owned(), ..EgressPolicy::default() };
         let compiled = policy.compile(&PolicyScene::default()).unwrap();
-        let CompiledPolicy { routed, neighbours, host, .. } = &compiled;
-        let objects =
-            PolicyObjects::of_packets(&PacketPolicy { routed, neighbours, host }, &[], REFUSED);
+        let CompiledPolicy { routed, neighbours, host, limits, .. } = &compiled;
+        let policy = PacketPolicy { routed, neighbours, host, limits: *limits };
+        let objects = PolicyObjects::of_packets(&policy, &[], REFUSED);
         let names = objects.sets.iter().filter(|set| set.name.starts_with(FORWARD));
         let ends: Vec<&str> = names.map(|set| set.name.rsplit('_').next().unwrap()).collect();
         assert_eq!(ends, ["all4", "prefixes6"]);

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::GROUPS;
 use super::compile::{ServiceRange, flatten, merge_services};
 use super::guard::{self, GuardPolicy};
+use super::limits::PolicyLimits;
 use super::policy::{self, CompiledPolicy, EgressPolicy, PolicyScene};
 use crate::netlink::MacAddress;
 use crate::netlink::traffic::program::ProgramFilter;
@@ -51,6 +52,9 @@ pub struct EgressPart {
     pub is_silent: bool,
     /// The services of published ports, as in [`EgressPolicy::serve`].
     pub published: Vec<String>,
+    /// Limits beside those of the policies.
+    #[serde(skip_serializing_if = "PolicyLimits::is_empty")]
+    pub limits: PolicyLimits,
     /// All of these policies must allow a packet.
     pub policies: Vec<EgressPolicy>,
     /// The policies of ADD, if `cnibox egress set` has replaced them.
@@ -93,6 +97,7 @@ impl EgressPart {
         let published: Vec<ServiceRange> =
             self.published.iter().map(|text| policy::parse_service(text)).collect::<Result<_>>()?;
         compiled.served = merge_services([compiled.served, published].concat());
+        compiled.limits = compiled.limits.intersect(self.limits.compile()?);
         compiled.require_bounded()?;
         Ok(compiled)
     }

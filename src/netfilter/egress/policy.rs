@@ -10,6 +10,7 @@ use super::compile::{
     AllowedTraffic, Entry, Service, ServiceRange, Verdict, combine_services, flatten,
     merge_services,
 };
+use super::limits::{ConnectionLimits, PolicyLimits};
 use cni::error::{Error, ErrorContext, Result};
 
 /// The largest number of networks in the entries of a policy.
@@ -92,6 +93,8 @@ pub struct EgressPolicy {
     /// The services of the container whose replies pass, besides its published ports.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub serve: Vec<String>,
+    #[serde(skip_serializing_if = "PolicyLimits::is_empty")]
+    pub limits: PolicyLimits,
 }
 
 /// Destinations.
@@ -116,6 +119,7 @@ pub struct CompiledPolicy {
     /// To other containers of the host.
     pub neighbours: AllowedTraffic,
     pub served: Vec<ServiceRange>,
+    pub limits: ConnectionLimits,
 }
 
 /// The surroundings of a container, which the words of its policies mean.
@@ -194,6 +198,7 @@ impl EgressPolicy {
     pub fn compile(&self, scene: &PolicyScene<'_>) -> Result<CompiledPolicy> {
         let entries = self.parse_entries()?;
         let served = parse_services("serve", &self.serve)?;
+        let limits = self.limits.compile()?;
         let is_sandbox = match self.profile.as_str() {
             "" => false,
             "sandbox" => true,
@@ -212,7 +217,7 @@ impl EgressPolicy {
         };
         let host = compile_near(&entries, Destination::Host, &host);
         let neighbours = compile_near(&entries, Destination::Neighbours, &neighbours);
-        Ok(CompiledPolicy { routed, host, neighbours, served })
+        Ok(CompiledPolicy { routed, host, neighbours, served, limits })
     }
 
     /// Whether destinations are allowed that no entry names, if the policy says so.
@@ -294,6 +299,7 @@ impl CompiledPolicy {
             host: self.host.intersect(&other.host),
             neighbours: self.neighbours.intersect(&other.neighbours),
             served: combine_services(&self.served, &other.served, |ours, theirs| ours && theirs),
+            limits: self.limits.intersect(other.limits),
         }
     }
 }

@@ -175,7 +175,7 @@ mod tests {
             (
                 r#"{"alow":[]}"#,
                 "unknown key \"alow\"",
-                "the keys are: policy, allow, deny, profile, serve",
+                "the keys are: policy, allow, deny, profile, serve, limits",
             ),
             (
                 r#"{"deny":[],"comment":"x","Deny":[]}"#,

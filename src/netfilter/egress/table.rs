@@ -67,7 +67,7 @@ use crate::netfilter::layout::{FixedRule, TableLayout};
 use crate::netlink::MacAddress;
 use crate::netlink::nftables::{
     BRIDGE_FILTER, CT_STATE_ESTABLISHED, DSTNAT, FILTER, NetfilterHook, NftRule, NftSet, NftTable,
-    NftValue, PacketField, PacketVerdict, RAW, SetElement, TableFamily, ValueType,
+    NftValue, PacketField, PacketLimit, PacketVerdict, RAW, SetElement, TableFamily, ValueType,
 };
 
 use super::part::EgressPart;
@@ -133,9 +133,8 @@ const fn sources_of_table(table: NftTable<'static>) -> [NftSet<'static>; 2] {
 
 /// How long a refused flow is kept after its last packet, in seconds.
 const FLOW_TIMEOUT: u32 = 600;
-/// The flows of a container that are recorded at once, and further ones per minute.
-const BURST: u32 = 50;
-const PER_MINUTE: u64 = 5;
+/// The flows of a container that are recorded.
+const NEW_FLOWS: PacketLimit = PacketLimit { packets: 5, seconds: 60, burst: 50 };
 /// The maximum number of recorded flows of all containers.
 const MOST_FLOWS: u32 = 65536;
 
@@ -199,7 +198,7 @@ impl FlowSets {
     /// Records a key that begins with the container.
     fn record_key(self, packets: NftRule, key: &[PacketField], flows: NftSet<'_>) -> NftRule {
         packets
-            .add_with_limit(&key[..1], self.packet_senders, PER_MINUTE, BURST)
+            .add_with_limit(&key[..1], self.packet_senders, NEW_FLOWS)
             .update_set(key, flows)
             .return_to_caller()
     }

@@ -50,8 +50,10 @@ pub use self::object::{
 };
 pub use self::packet::ForwardedPacket;
 pub use self::read::{CommentSelector, RuleInfo};
-pub use self::rule::{CT_STATE_ANSWERS, CT_STATE_ESTABLISHED, CompatExtension, NftRule};
-pub use self::set::{KeyInterval, PacketCount};
+pub use self::rule::{
+    CT_STATE_ANSWERS, CT_STATE_ESTABLISHED, CT_STATE_NEW, CompatExtension, NftRule,
+};
+pub use self::set::{KeyInterval, PacketCount, PacketLimit};
 use self::uapi::{NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES};
 pub use self::value::{ElementKey, NftValue, TransportProtocol, ValueType};
 use super::error::NetlinkResult;

@@ -16,6 +16,8 @@ use super::value::{NftValue, TransportProtocol, ValueType};
 
 /// `ct state established`
 pub const CT_STATE_ESTABLISHED: u32 = 2;
+/// `ct state new`
+pub const CT_STATE_NEW: u32 = 8;
 /// `ct state established,related`
 pub const CT_STATE_ANSWERS: u32 = CT_STATE_ESTABLISHED | 4;
 

@@ -83,6 +83,14 @@ fn next_key(mut key: Vec<u8>) -> Option<Vec<u8>> {
     Some(key)
 }
 
+/// At most `burst` packets, and `packets` more in each time of so many seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketLimit {
+    pub packets: u64,
+    pub seconds: u64,
+    pub burst: u32,
+}
+
 /// The packets and bytes that a counter has seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketCount {
@@ -211,24 +219,67 @@ fn element_lists(bodies: &[Vec<u8>]) -> impl Iterator<Item = ReplyAttribute<'_>>
 
 /// Packets that add themselves to sets, and conditions on parts of a value.
 impl NftRule {
-    /// `add @set { a . b }` for at most `burst` packets with this key, and `per_minute` more in
-    /// each minute; further packets end the rule. With Linux before 5.6 the limit of an element
-    /// that exists does not count.
+    /// `add @set { a . b limit rate .. }`: packets beyond the limit of their key end the rule. With
+    /// Linux before 5.6 the limit of an element that exists does not count.
     pub fn add_with_limit(
         self,
         fields: &[PacketField],
         set: NftSet<'_>,
-        per_minute: u64,
-        burst: u32,
+        limit: PacketLimit,
+    ) -> NftRule {
+        self.add_limited(fields, set, limit, 0)
+    }
+
+    /// `add @set { a . b limit rate over .. }`: packets within the limit of their key end the rule.
+    pub fn add_over_limit(
+        self,
+        fields: &[PacketField],
+        set: NftSet<'_>,
+        limit: PacketLimit,
+    ) -> NftRule {
+        self.add_limited(fields, set, limit, NFT_LIMIT_F_INV)
+    }
+
+    fn add_limited(
+        self,
+        fields: &[PacketField],
+        set: NftSet<'_>,
+        PacketLimit { packets, seconds, burst }: PacketLimit,
+        flags: u32,
+    ) -> NftRule {
+        self.add_counted(fields, set, "limit", |limit| {
+            limit.put_bytes(NFTA_LIMIT_RATE, &packets.to_be_bytes());
+            limit.put_bytes(NFTA_LIMIT_UNIT, &seconds.to_be_bytes());
+            limit.put_u32_be(NFTA_LIMIT_BURST, burst);
+            limit.put_u32_be(NFTA_LIMIT_TYPE, 0).put_u32_be(NFTA_LIMIT_FLAGS, flags)
+        })
+    }
+
+    /// `add @set { a . b ct count over count }`: packets whose key has at most `count` tracked
+    /// connections end the rule. The set must not have a timeout.
+    pub fn add_over_connections(
+        self,
+        fields: &[PacketField],
+        set: NftSet<'_>,
+        count: u32,
+    ) -> NftRule {
+        self.add_counted(fields, set, "connlimit", |limit| {
+            limit.put_u32_be(NFTA_CONNLIMIT_COUNT, count);
+            limit.put_u32_be(NFTA_CONNLIMIT_FLAGS, NFT_CONNLIMIT_F_INV)
+        })
+    }
+
+    /// Adds the key with an expression that its element keeps.
+    fn add_counted(
+        self,
+        fields: &[PacketField],
+        set: NftSet<'_>,
+        name: &str,
+        fill: impl FnOnce(&mut AttributeBuilder) -> &mut AttributeBuilder,
     ) -> NftRule {
         self.add_key(fields, set, ADD, |data| {
             data.put_nested(NFTA_DYNSET_EXPR, |expr| {
-                expr.put_text(NFTA_EXPR_NAME, "limit").put_nested(NFTA_EXPR_DATA, |limit| {
-                    limit.put_bytes(NFTA_LIMIT_RATE, &per_minute.to_be_bytes());
-                    limit.put_bytes(NFTA_LIMIT_UNIT, &60_u64.to_be_bytes());
-                    limit.put_u32_be(NFTA_LIMIT_BURST, burst);
-                    limit.put_u32_be(NFTA_LIMIT_TYPE, 0).put_u32_be(NFTA_LIMIT_FLAGS, 0)
-                })
+                expr.put_text(NFTA_EXPR_NAME, name).put_nested(NFTA_EXPR_DATA, fill)
             })
         })
     }

@@ -67,6 +67,7 @@ constants! { u16:
     NFTA_CT_KEY = 2, NFTA_CT_SREG = 4,
     NFTA_REJECT_TYPE = 1, NFTA_REJECT_ICMP_CODE = 2,
     NFTA_FWD_SREG_DEV = 1,
+    NFTA_CONNLIMIT_COUNT = 1, NFTA_CONNLIMIT_FLAGS = 2,
 }
 
 constants! { usize: NFT_REG_1 = 1, NFT_REG32_00 = 8 }
@@ -78,6 +79,8 @@ constants! { i32:
 }
 
 constants! { u32: NFT_TABLE_F_DORMANT = 1 }
+// Both invert a limit: it is met by what is over it.
+constants! { u32: NFT_LIMIT_F_INV = 1, NFT_CONNLIMIT_F_INV = 1 }
 constants! { u32: NFT_REJECT_TCP_RST = 1, NFT_REJECT_ICMPX_UNREACH = 2 }
 constants! { u8: NFT_REJECT_ICMPX_ADMIN_PROHIBITED = 3 }
 constants! { u8: IPPROTO_TCP = 6, IPPROTO_ICMPV6 = 58 }

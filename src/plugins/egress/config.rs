@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use crate::framework::{CallContext, ConfigRemarks};
+use crate::netfilter::egress::limits::PolicyLimits;
 use crate::netfilter::egress::lint::find_idle_entries;
 use crate::netfilter::egress::policy::{EgressPolicy, PolicyEntry, PolicyScene};
 use crate::netfilter::egress::source::{
@@ -34,6 +35,7 @@ pub struct EgressConfig {
     deny: Option<Vec<PolicyEntry>>,
     profile: Option<String>,
     serve: Option<Vec<String>>,
+    limits: PolicyLimits,
     /// `enforce` or `audit`, with which what the policies refuse passes, and is only noted.
     mode: String,
     /// What the container gets for what is refused: `reject`, a reset of TCP or an ICMP error, or
@@ -94,6 +96,7 @@ impl EgressConfig {
         remarks: &mut ConfigRemarks,
     ) -> Result<()> {
         self.is_silent()?;
+        self.limits()?;
         if self.is_audited()? {
             let problem = "the policies refuse nothing: mode is \"audit\"";
             remarks.warnings.push(Error::config(problem).with_details(
@@ -137,6 +140,12 @@ impl EgressConfig {
     /// Whether what is refused gets no answer.
     pub(super) fn is_silent(&self) -> Result<bool> {
         is_second_choice("refuse", &self.refuse, ["reject", "drop"])
+    }
+
+    /// The limits that hold whatever the policies are.
+    pub(super) fn limits(&self) -> Result<PolicyLimits> {
+        self.limits.compile()?;
+        Ok(self.limits.clone())
     }
 
     /// The services that are served whatever the policies are, as in [`EgressPolicy::serve`]: those

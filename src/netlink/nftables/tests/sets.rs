@@ -255,8 +255,11 @@ fn packets_add_themselves_up_to_the_limit() {
     let others: Vec<_> = (0..3).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
     let key = [PacketField::IpDaddr, PacketField::L4proto, PacketField::Dport];
     let batch = one(|batch| {
-        let rule =
-            NftRule::new().ethertype_is(ETH_P_IP).add_with_limit(&key[..1], TALKERS, 1, BURST);
+        let rule = NftRule::new().ethertype_is(ETH_P_IP).add_with_limit(
+            &key[..1],
+            TALKERS,
+            PacketLimit { packets: 1, seconds: 60, burst: BURST },
+        );
         batch.ensure_object(T).ensure_object(SEEN).ensure_object(TALKERS).ensure_object(INPUT);
         batch.append_rule(INPUT, &rule.update_set(&key, SEEN));
     });
