@@ -78,20 +78,20 @@ pub fn resolve_data_dir(path: &Path) -> Result<PathBuf> {
     require_data_dir_path(&found).map(|()| found)
 }
 
-/// The path, without symbolic links, of the file `name` in a directory of policies below
+/// The path, without symbolic links, of a file in a directory of policies below
 /// [`OF_POLICIES`]; only root can write or replace the file. Fails with code 7 otherwise.
-pub fn resolve_policy_file(directory: &Path, name: &str) -> Result<PathBuf> {
-    let path = directory.join(name);
+pub fn resolve_policy_file(path: &Path) -> Result<PathBuf> {
+    let directory = path.parent().unwrap_or(path);
     let refuse = |why: String| {
         Error::config(format!("policyDir \"{}\": {why}", directory.display())).with_details(
             "policies decide what containers can reach: name a directory of root below /etc/cni, \
              /run/cni or /var/lib/cni",
         )
     };
-    if !OF_POLICIES.iter().any(|place| path.starts_with(place)) || !is_plain(&path) {
+    if !OF_POLICIES.iter().any(|place| path.starts_with(place)) || !is_plain(path) {
         return Err(refuse("not below /etc/cni, /run/cni or /var/lib/cni".to_owned()));
     }
-    let found = resolve_links(&path).map_err(refuse)?;
+    let found = resolve_links(path).map_err(refuse)?;
     let is_open =
         |path: &Path| path.symlink_metadata().is_ok_and(|meta| meta.mode() & OTHERS_WRITE != 0);
     if let Some(open) = found.ancestors().take(2).find(|path| is_open(path)) {

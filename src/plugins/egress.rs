@@ -31,9 +31,9 @@ use crate::framework::{
 };
 use crate::iface::guard::SINK;
 use crate::iface::{ContainerNetns, checksums, guard, peer};
-use crate::netfilter::egress::limits::PolicyLimits;
 use crate::netfilter::egress::lint::find_idle_entries;
 use crate::netfilter::egress::policy::{CompiledPolicy, EgressPolicy};
+use crate::netfilter::egress::source::pod_name;
 use crate::netfilter::egress::{self, EgressPart};
 use crate::netfilter::{AttachmentId, RuleBackend};
 use crate::netlink::{Link, LinkAddress, Netlink};
@@ -66,7 +66,7 @@ impl Plugin for Egress {
 
     fn add(cx: &CallContext<'_>, conf: &EgressConfig, req: &AddRequest) -> Result<CniResult> {
         let prev = require_prev_result(req.prev.as_ref(), "must be called as a chained plugin")?;
-        let policies = conf.policies(cx)?;
+        let (policies, policy_file) = conf.policies(cx)?;
         RuleBackend::Nftables.require_usable(cx.packet_filter())?;
         let (host, filter) = (cx.host_netlink()?, cx.packet_filter());
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
@@ -77,6 +77,8 @@ impl Plugin for Egress {
         port.is_audited = conf.is_audited()?;
         port.is_silent = conf.is_silent()?;
         port.limits = conf.limits()?;
+        port.policy_file = policy_file;
+        port.pod = pod_name(cx.raw_args());
         warn_of_idle_entries(&port)?;
         let compiled = port.compile()?;
         let program = port.guard_filter(&compiled)?;
@@ -262,11 +264,7 @@ fn find_port(
         uplinks,
         published,
         policies,
-        is_audited: false,
-        is_silent: false,
-        limits: PolicyLimits::default(),
-        added: Vec::new(),
-        replaced: Vec::new(),
+        ..EgressPart::default()
     };
     Ok((end, port))
 }

@@ -1,6 +1,8 @@
 //! `cnibox egress`: lists the containers with an egress policy and what they were refused, replaces
 //! policies, tells which entry of a policy decides, and proposes policies.
 
+mod events;
+
 use std::fmt::Write;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -16,7 +18,7 @@ use crate::netfilter::egress::compile::Service;
 use crate::netfilter::egress::explain::{DestinationPlace, explain};
 use crate::netfilter::egress::lint::find_idle_entries;
 use crate::netfilter::egress::policy::{EgressPolicy, PolicyEntry, parse_service, service_name};
-use crate::netfilter::egress::report::{PortReport, list_ports};
+use crate::netfilter::egress::report::{PortReport, RefusedFlow, list_ports};
 use crate::netfilter::egress::{self, EgressPart, source};
 use crate::netfilter::{AttachmentId, PacketFilter};
 use crate::netlink::{LinkAddress, Netlink};
@@ -33,6 +35,8 @@ Usage:
   cnibox egress check --container ID [--network NAME] [--interface NAME] ADDRESS [SERVICE]
   cnibox egress learn --container ID [--network NAME] [--interface NAME]
   cnibox egress set --container ID [--network NAME] [--interface NAME] FILE
+  cnibox egress reload [--network NAME] [--container ID]
+  cnibox egress events [--network NAME] [--container ID] [--interval SECONDS]
 
 ls prints each container with a policy, the number of packets and bytes that the policy refused, \
             and the last 50 refused
@@ -51,6 +55,14 @@ been refused in the mode audit. Read it before you use it.
 set replaces all policies of a running container by the one in FILE, by one transaction. Open \
             connections are judged by
 the new policy. It lasts until the next ADD of the attachment.
+
+reload reads the files that EGRESS_POLICY has named again, and puts what has changed in force in \
+            all their containers, each by
+one transaction. Containers whose policies \"set\" has replaced are left.
+
+events prints a line of JSON for each flow that was refused, or would have been in the mode audit, \
+            until it is stopped: first
+for those that ls prints, then for new packets.
 ",
     options: &[
         NETWORK,
@@ -61,10 +73,15 @@ the new policy. It lasts until the next ADD of the attachment.
             "the interface in the container, if it has several with a policy",
         ),
         CommandOption {
-            about: "print an array of objects with network, container, interface, port, counters \
-                    and flows",
+            about: "print an array of objects with network, container, interface, port, counters, \
+                    flows and the policies in force",
             ..JSON
         },
+        long_option(
+            events::INTERVAL,
+            "SECONDS",
+            "with events: the time between two looks at the counters, default 5",
+        ),
         long_option("--metrics", "", "print counters in the text format of Prometheus"),
     ],
     notes: "
@@ -74,6 +91,7 @@ Example:
   cnibox egress ls
   cnibox egress check --container 4f1c00a2b7d3 10.20.0.5 tcp/443
   cnibox egress set --container 4f1c00a2b7d3 FILE.json
+  cnibox egress events >>/var/log/egress.json
 ",
 };
 
@@ -81,6 +99,8 @@ Example:
 const SET: ToolCommand = ToolCommand { command: "cnibox egress set", ..TOOL };
 const LEARN: ToolCommand = ToolCommand { command: "cnibox egress learn", ..TOOL };
 const CHECK: ToolCommand = ToolCommand { command: "cnibox egress check", ..TOOL };
+const RELOAD: ToolCommand = ToolCommand { command: "cnibox egress reload", ..TOOL };
+const EVENTS: ToolCommand = ToolCommand { command: "cnibox egress events", ..TOOL };
 
 /// The words after `cnibox egress`.
 pub const TOOLS: &[PluginService] = &[
@@ -88,6 +108,8 @@ pub const TOOLS: &[PluginService] = &[
     PluginService { name: "check", main: check_main },
     PluginService { name: "learn", main: learn_main },
     PluginService { name: "set", main: set_main },
+    PluginService { name: "reload", main: reload_main },
+    PluginService { name: "events", main: events_main },
 ];
 
 const METRICS: &str = "--metrics";
@@ -118,6 +140,27 @@ fn learn_main(args: Vec<String>) -> ExitCode {
     LEARN.run_command(args, require, |line| propose_policy(&line))
 }
 
+fn reload_main(args: Vec<String>) -> ExitCode {
+    RELOAD.run_command(args, require_no_output_option, |line| reload_policies(&line))
+}
+
+fn events_main(args: Vec<String>) -> ExitCode {
+    let require = |line| {
+        let line = require_no_output_option(line)?;
+        events::read_interval(&line).map(|interval| (line, interval))
+    };
+    EVENTS.run_command(args, require, |(line, interval)| events::print_events(&line, interval))
+}
+
+/// Fails if the line has words, or an option about the output of `ls`.
+fn require_no_output_option(line: CommandLine) -> Result<CommandLine> {
+    require_no_words(&line)?;
+    if let Some(flag) = line.given_flags().find(|flag| [JSON.flag, METRICS].contains(flag)) {
+        return Err(usage_error(format!("{flag} is an option of ls")));
+    }
+    Ok(line)
+}
+
 /// Fails unless the line selects a container, and has `count` words, which are `what`.
 fn require_container(
     line: CommandLine,
@@ -125,7 +168,9 @@ fn require_container(
     what: &str,
     count: RangeInclusive<usize>,
 ) -> Result<CommandLine> {
-    if let Some(flag) = line.given_flags().find(|flag| [JSON.flag, METRICS].contains(flag)) {
+    if let Some(flag) =
+        line.given_flags().find(|flag| [JSON.flag, METRICS, events::INTERVAL].contains(flag))
+    {
         return Err(usage_error(format!("{flag} is not an option of {word}")));
     }
     if !count.contains(&line.words.len()) {
@@ -180,28 +225,42 @@ struct ListedPort {
     flows: Vec<String>,
     interface: String,
     malformed_packets: u64,
+    /// `enforce` or `audit`.
+    mode: &'static str,
     network: String,
+    /// The pod's namespace and name; empty if the runtime has given none.
+    pod: String,
+    /// The chain of the policies.
     policy: String,
+    policies: Vec<EgressPolicy>,
     port: String,
     refused_bytes: u64,
     refused_packets: u64,
 }
 
+/// The service of a flow, such as `tcp/443`, or `arp`.
+fn flow_service(flow: &RefusedFlow) -> String {
+    flow.service.map_or_else(|| "arp".to_owned(), service_name)
+}
+
 impl ListedPort {
     fn from_report(report: &PortReport) -> ListedPort {
-        let owner = report.stored.attachment_id();
+        let (owner, part) = (report.stored.attachment_id(), &report.stored.content);
         ListedPort {
             container: owner.id.to_owned(),
             flows: report
                 .flows
                 .iter()
-                .map(|(ip, service)| format!("{ip} {}", service.map_or("arp".into(), service_name)))
+                .map(|flow| format!("{} {}", flow.addr, flow_service(flow)))
                 .collect(),
             interface: owner.ifname.to_owned(),
             malformed_packets: report.malformed.packets,
+            mode: if part.is_audited { "audit" } else { "enforce" },
             network: owner.network.to_owned(),
+            pod: part.pod.clone(),
             policy: report.policy.clone(),
-            port: report.stored.content.end.clone(),
+            policies: part.policies.clone(),
+            port: part.end.clone(),
             refused_bytes: report.refused.bytes,
             refused_packets: report.refused.packets,
         }
@@ -317,7 +376,7 @@ fn propose_policy(line: &CommandLine) -> Result<ExitCode> {
     let host = Netlink::open()?;
     let addresses = host.dump_all_addresses()?;
     let known = policy.allow.len();
-    for (addr, service) in &report.flows {
+    for RefusedFlow { addr, service, .. } in &report.flows {
         let Some(service) = service else { continue };
         let to = match find_place_of(&host, &addresses, port, *addr)? {
             DestinationPlace::Host => "host".to_owned(),
@@ -366,14 +425,27 @@ fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
     // Meanwhile it may have been detached, or attached again.
     let stored: EgressPart =
         egress::RECORDS.read_content(owner).ok_or_else(|| without_policy(line))?;
-    for idle in find_idle_entries(&policy, &stored.scene(), usize::MAX)? {
-        warn!("{idle}");
-    }
     let added = stored.policies_of_add().clone();
     // What is set is enforced.
-    let mut port =
-        EgressPart { policies: vec![policy], added, is_audited: false, ..stored.clone() };
-    port.replaces(&stored);
+    let port = EgressPart { policies: vec![policy], added, is_audited: false, ..stored.clone() };
+    put_in_force(&filter, owner, &stored, port)?;
+    let AttachmentId { network, id, ifname } = owner;
+    print_text(&format!("{network} {id} {ifname}: the policy is that of {file}\n"))
+}
+
+/// Puts a port in force in place of the `stored` one. The caller has the lock.
+fn put_in_force(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    stored: &EgressPart,
+    mut port: EgressPart,
+) -> Result<()> {
+    for policy in &port.policies {
+        for idle in find_idle_entries(policy, &port.scene(), usize::MAX)? {
+            warn!("{idle}");
+        }
+    }
+    port.replaces(stored);
     let compiled = port.compile()?;
     let program = port.guard_filter(&compiled)?;
     let host = Netlink::open()?;
@@ -384,15 +456,54 @@ fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
             .with_details("cnibox repair")
     })?;
     let mut undo = Rollback::new();
-    undo.add_step("restore the policy", || egress::restore_port(&filter, owner, &stored, &port));
+    undo.add_step("restore the policy", || egress::restore_port(filter, owner, stored, &port));
     egress::RECORDS.add_part(owner, &port);
     egress::require_recorded(owner, &port)?;
     undo.add_step("restore the filter", || {
         guard::restore_filter(&host, &end, place.program.as_ref())
     });
     guard::put_guard_at(&host, &end, &place, program, SINK).context(|| "replace the filter")?;
-    egress::add_port(&filter, owner, &port, &compiled)?;
+    egress::add_port(filter, owner, &port, &compiled)?;
     undo.commit();
-    let AttachmentId { network, id, ifname } = owner;
-    print_text(&format!("{network} {id} {ifname}: the policy is that of {file}\n"))
+    Ok(())
+}
+
+/// Puts the changed files of policies in force. A failure with one container does not keep the
+/// others from it.
+fn reload_policies(line: &CommandLine) -> Result<ExitCode> {
+    let filter = PacketFilter::new();
+    let (mut text, mut has_failed) = (String::new(), false);
+    for report in selected_ports(line, &filter)? {
+        let AttachmentId { network, id, ifname } = report.stored.attachment_id();
+        match reload_policy(&filter, report.stored.attachment_id()) {
+            Ok(None) => {}
+            Ok(Some(outcome)) => _ = writeln!(text, "{network} {id} {ifname}: {outcome}"),
+            Err(error) => {
+                warn!("{network} {id} {ifname}: {error}");
+                has_failed = true;
+            }
+        }
+    }
+    print_text(if text.is_empty() && !has_failed { "no policy has changed\n" } else { &text })?;
+    Ok(if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// What was done with the container, if its policy is that of a file that has changed.
+fn reload_policy(filter: &PacketFilter, owner: AttachmentId<'_>) -> Result<Option<String>> {
+    let _lock = egress::lock_policy(owner)?;
+    let Some(stored) = egress::RECORDS.read_content::<EgressPart>(owner) else { return Ok(None) };
+    let Some(file) = &stored.policy_file else { return Ok(None) };
+    let policy = source::read_trusted_policy(file)?;
+    if stored.policies_of_add().last() == Some(&policy) {
+        return Ok(None);
+    }
+    let file = file.display();
+    if !stored.added.is_empty() {
+        return Ok(Some(format!("left, because \"egress set\" has replaced {file}")));
+    }
+    let mut port = stored.clone();
+    port.policies.pop();
+    port.policies.push(policy);
+    put_in_force(filter, owner, &stored, port)?;
+    Ok(Some(format!("reloaded {file}")))
 }

@@ -9,6 +9,7 @@ mod lifecycle;
 mod limits;
 mod mistakes;
 mod recipes;
+mod reload;
 mod skipped;
 mod sources;
 mod tool;

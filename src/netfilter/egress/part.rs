@@ -2,6 +2,7 @@
 
 use std::mem;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -55,8 +56,14 @@ pub struct EgressPart {
     /// Limits beside those of the policies.
     #[serde(skip_serializing_if = "PolicyLimits::is_empty")]
     pub limits: PolicyLimits,
-    /// All of these policies must allow a packet.
+    /// All of these policies must allow a packet. The last one is of `policy_file`.
     pub policies: Vec<EgressPolicy>,
+    /// The file that `CNI_ARGS` has named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy_file: Option<PathBuf>,
+    /// The namespace and name of the pod; empty without one.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub pod: String,
     /// The policies of ADD, if `cnibox egress set` has replaced them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub added: Vec<EgressPolicy>,

@@ -2,24 +2,35 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use super::compile::Service;
 use super::policy::service_of_packet;
-use super::table::{FRAME_SETS, GUARD_ARP, GUARD_FLOWS, GUARD_REFUSED, PACKET_FLOWS, PACKET_SETS};
+use super::table::{
+    FLOW_TIMEOUT, FRAME_SETS, GUARD_ARP, GUARD_FLOWS, GUARD_REFUSED, PACKET_FLOWS, PACKET_SETS,
+};
 use super::{EgressPart, RECORDS};
 use crate::attachment::StoredRecord;
 use crate::netfilter::PacketFilter;
-use crate::netlink::nftables::{NftSet, NftSocket, NftValue, PacketCount, SetElement};
+use crate::netlink::nftables::{NftSet, NftSocket, NftValue, PacketCount, RecordedKey, SetElement};
 use crate::netlink::{MacAddress, NetlinkResult};
 use cni::error::Result;
-use cni::sort::{sort_by, sort_by_key};
+use cni::sort::sort_by_key;
 
 /// The maximum number of flows that are reported for a container.
 pub const FLOWS: usize = 50;
 
-/// The destination and the service of refused packets. An ARP request has no service, and its
-/// destination is the address that it asks for.
-pub type Flow = (IpAddr, Option<Service>);
+/// Refused packets, or in the mode audit those that would be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RefusedFlow {
+    /// The destination; of an ARP request the address that it asks for.
+    pub addr: IpAddr,
+    /// `None` for ARP.
+    pub service: Option<Service>,
+    pub packets: u64,
+    /// The time since the last packet.
+    pub age: Duration,
+}
 
 /// A container with a policy, and what it was refused.
 #[derive(Debug)]
@@ -32,7 +43,7 @@ pub struct PortReport {
     /// What came with another source address, or is neither IP nor ARP.
     pub malformed: PacketCount,
     /// The last refused flows, the latest first.
-    pub flows: Vec<Flow>,
+    pub flows: Vec<RefusedFlow>,
 }
 
 /// The containers with a policy on this host.
@@ -55,8 +66,7 @@ struct Refusals {
 struct ContainerRefusals {
     policy: String,
     refused: PacketCount,
-    /// The remaining time of each flow, and the flow.
-    flows: Vec<(u64, Flow)>,
+    flows: Vec<RefusedFlow>,
 }
 
 impl Refusals {
@@ -92,18 +102,28 @@ impl Refusals {
     }
 
     fn read_flows(&mut self, nft: &NftSocket, set: NftSet<'static>) -> NetlinkResult<()> {
-        for (key, left) in nft.dump_recorded(set)? {
-            let (mac, flow) = match key.0.as_slice() {
+        for RecordedKey { key, remaining, count } in nft.dump_recorded(set)? {
+            let (mac, addr, service) = match key.0.as_slice() {
                 [
                     NftValue::Mac(mac),
                     NftValue::Proto(proto),
                     NftValue::Port(port),
                     NftValue::Ip(ip),
-                ] => (mac, (*ip, Some(service_of_packet(proto.protocol_number(), *port)))),
-                [NftValue::Mac(mac), NftValue::Ip(ip)] => (mac, (*ip, None)),
+                ] => (mac, *ip, Some(service_of_packet(proto.protocol_number(), *port))),
+                [NftValue::Mac(mac), NftValue::Ip(ip)] => (mac, *ip, None),
                 _ => continue,
             };
-            self.containers.entry(*mac).or_default().flows.push((left, flow));
+            let age = Duration::from_secs(FLOW_TIMEOUT.into()).saturating_sub(remaining);
+            let flow = RefusedFlow { addr, service, packets: count.packets, age };
+            let flows = &mut self.containers.entry(*mac).or_default().flows;
+            // Both guards may have refused it.
+            match flows.iter_mut().find(|known| (known.addr, known.service) == (addr, service)) {
+                Some(known) => {
+                    known.packets += flow.packets;
+                    known.age = known.age.min(age);
+                }
+                None => flows.push(flow),
+            }
         }
         Ok(())
     }
@@ -112,15 +132,10 @@ impl Refusals {
         let EgressPart { mac, end, .. } = &stored.content;
         let ContainerRefusals { policy, refused, mut flows } =
             self.containers.get(mac).cloned().unwrap_or_default();
-        sort_by(&mut flows, |a, b| b.cmp(a));
-        let mut latest = Vec::new();
-        for (_, flow) in flows {
-            if latest.len() < FLOWS && !latest.contains(&flow) {
-                latest.push(flow);
-            }
-        }
+        sort_by_key(&mut flows, |flow| (flow.age, flow.addr, flow.service));
+        flows.truncate(FLOWS);
         let malformed = self.malformed.get(end).copied().unwrap_or_default();
-        PortReport { policy, refused, malformed, flows: latest, stored }
+        PortReport { policy, refused, malformed, flows, stored }
     }
 }
 

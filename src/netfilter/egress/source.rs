@@ -1,7 +1,7 @@
 //! Where policies come from: files, and the names of files in `CNI_ARGS`.
 
 use std::iter;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::policy::EgressPolicy;
 use crate::files::trust;
@@ -92,8 +92,8 @@ pub fn resembles_policy_key(name: &str) -> bool {
         || nearest_word(&letters, iter::once("egresspolicy")).is_some()
 }
 
-/// The policy that `CNI_ARGS` names: a file in `directory`. Keys of other plugins are ignored.
-pub fn named_policy(args: &str, directory: &Path) -> Result<Option<EgressPolicy>> {
+/// The policy that `CNI_ARGS` names, and its file in `directory`. Keys of other plugins are ignored.
+pub fn named_policy(args: &str, directory: &Path) -> Result<Option<(EgressPolicy, PathBuf)>> {
     let Some(name) = policy_name(args)? else { return Ok(None) };
     let refuse = |why: &str, remedy: &str| {
         Err(Error::config(format!("ARGS: {POLICY_NAME}={name}: {why}")).with_details(remedy))
@@ -112,7 +112,23 @@ pub fn named_policy(args: &str, directory: &Path) -> Result<Option<EgressPolicy>
             "a name has letters, digits, \".\", \"_\" and \"-\"",
         );
     }
-    read_policy(&trust::resolve_policy_file(directory, &format!("{name}.json"))?).map(Some)
+    let path = directory.join(format!("{name}.json"));
+    Ok(Some((read_trusted_policy(&path)?, path)))
+}
+
+/// Reads a policy in a directory where only root can write.
+pub fn read_trusted_policy(path: &Path) -> Result<EgressPolicy> {
+    read_policy(&trust::resolve_policy_file(path)?)
+}
+
+/// The pod that `CNI_ARGS` names: its namespace and name.
+pub fn pod_name(args: &str) -> String {
+    let named = |key: &str| {
+        let mut pairs = args.split(';').filter_map(|pair| pair.split_once('='));
+        pairs.find(|(known, _)| *known == key).map(|(_, value)| value)
+    };
+    let parts = [named("K8S_POD_NAMESPACE"), named("K8S_POD_NAME")];
+    parts.into_iter().flatten().collect::<Vec<_>>().join("/")
 }
 
 /// The name of a policy in `CNI_ARGS`.
@@ -196,6 +212,12 @@ mod tests {
             assert_eq!(error.message(), expected);
             assert!(error.details().starts_with(remedy), "{error}");
         }
+    }
+
+    #[test]
+    fn a_pod_has_a_namespace_and_a_name() {
+        assert_eq!(pod_name("IgnoreUnknown=1;K8S_POD_NAME=p;K8S_POD_NAMESPACE=n"), "n/p");
+        assert_eq!(pod_name("K8S_POD_NAMES=p"), "");
     }
 
     #[test]

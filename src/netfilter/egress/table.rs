@@ -132,7 +132,7 @@ const fn sources_of_table(table: NftTable<'static>) -> [NftSet<'static>; 2] {
 }
 
 /// How long a refused flow is kept after its last packet, in seconds.
-const FLOW_TIMEOUT: u32 = 600;
+pub(super) const FLOW_TIMEOUT: u32 = 600;
 /// The flows of a container that are recorded.
 const NEW_FLOWS: PacketLimit = PacketLimit { packets: 5, seconds: 60, burst: 50 };
 /// The maximum number of recorded flows of all containers.

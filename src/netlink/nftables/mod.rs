@@ -53,7 +53,7 @@ pub use self::read::{CommentSelector, RuleInfo};
 pub use self::rule::{
     CT_STATE_ANSWERS, CT_STATE_ESTABLISHED, CT_STATE_NEW, CompatExtension, NftRule,
 };
-pub use self::set::{KeyInterval, PacketCount, PacketLimit};
+pub use self::set::{KeyInterval, PacketCount, PacketLimit, RecordedKey};
 use self::uapi::{NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES};
 pub use self::value::{ElementKey, NftValue, TransportProtocol, ValueType};
 use super::error::NetlinkResult;

@@ -1,6 +1,8 @@
 //! Sets beyond plain lists of keys: intervals, elements with counters, and sets that packets fill;
 //! the statement by which a packet adds itself.
 
+use std::time::Duration;
+
 use super::super::attribute::{AttributeBuilder, ReplyAttribute};
 use super::super::error::NetlinkResult;
 use super::NftSocket;
@@ -81,6 +83,15 @@ fn next_key(mut key: Vec<u8>) -> Option<Vec<u8>> {
     key[at] += 1;
     key[at + 1..].fill(0);
     Some(key)
+}
+
+/// An element that packets have added.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordedKey {
+    pub key: ElementKey,
+    /// The time until it vanishes; 0 if it does not.
+    pub remaining: Duration,
+    pub count: PacketCount,
 }
 
 /// At most `burst` packets, and `packets` more in each time of so many seconds.
@@ -193,9 +204,9 @@ impl NftSocket {
             .collect())
     }
 
-    /// The elements of a set [filled by packets](NftSet::filled_by_packets), with the remaining
-    /// time in milliseconds; none if there is no such set.
-    pub fn dump_recorded(&self, set: NftSet<'static>) -> NetlinkResult<Vec<(ElementKey, u64)>> {
+    /// The elements of a set [filled by packets](NftSet::filled_by_packets) that count them; none if
+    /// there is no such set.
+    pub fn dump_recorded(&self, set: NftSet<'static>) -> NetlinkResult<Vec<RecordedKey>> {
         let bodies = self.dump_or_empty(
             &element_request(NFT_MSG_GETSETELEM, set),
             "list elements of",
@@ -206,7 +217,11 @@ impl NftSocket {
                 let left = attr
                     .find_nested(NFTA_SET_ELEM_EXPIRATION)
                     .and_then(|left| left.value.try_into().ok());
-                Some((parse_element(set, attr)?.key, left.map_or(0, u64::from_be_bytes)))
+                Some(RecordedKey {
+                    key: parse_element(set, attr)?.key,
+                    remaining: Duration::from_millis(left.map_or(0, u64::from_be_bytes)),
+                    count: PacketCount::parse_element(attr).unwrap_or_default(),
+                })
             })
             .collect())
     }
@@ -247,7 +262,7 @@ impl NftRule {
         PacketLimit { packets, seconds, burst }: PacketLimit,
         flags: u32,
     ) -> NftRule {
-        self.add_counted(fields, set, "limit", |limit| {
+        self.add_counted(fields, set, ADD, "limit", |limit| {
             limit.put_bytes(NFTA_LIMIT_RATE, &packets.to_be_bytes());
             limit.put_bytes(NFTA_LIMIT_UNIT, &seconds.to_be_bytes());
             limit.put_u32_be(NFTA_LIMIT_BURST, burst);
@@ -263,7 +278,7 @@ impl NftRule {
         set: NftSet<'_>,
         count: u32,
     ) -> NftRule {
-        self.add_counted(fields, set, "connlimit", |limit| {
+        self.add_counted(fields, set, ADD, "connlimit", |limit| {
             limit.put_u32_be(NFTA_CONNLIMIT_COUNT, count);
             limit.put_u32_be(NFTA_CONNLIMIT_FLAGS, NFT_CONNLIMIT_F_INV)
         })
@@ -274,27 +289,9 @@ impl NftRule {
         self,
         fields: &[PacketField],
         set: NftSet<'_>,
+        operation: u32,
         name: &str,
         fill: impl FnOnce(&mut AttributeBuilder) -> &mut AttributeBuilder,
-    ) -> NftRule {
-        self.add_key(fields, set, ADD, |data| {
-            data.put_nested(NFTA_DYNSET_EXPR, |expr| {
-                expr.put_text(NFTA_EXPR_NAME, name).put_nested(NFTA_EXPR_DATA, fill)
-            })
-        })
-    }
-
-    /// `update @set { a . b timeout .. }`: adds the key, or restarts its timeout.
-    pub fn update_set(self, fields: &[PacketField], set: NftSet<'_>) -> NftRule {
-        self.add_key(fields, set, UPDATE, |data| data)
-    }
-
-    fn add_key(
-        self,
-        fields: &[PacketField],
-        set: NftSet<'_>,
-        operation: u32,
-        more: impl FnOnce(&mut AttributeBuilder) -> &mut AttributeBuilder,
     ) -> NftRule {
         const FIRST: RegisterIndex = 0;
         self.load_key(fields).push_expression(build_expression("dynset", |data| {
@@ -304,8 +301,16 @@ impl NftRule {
                 let milliseconds = u64::from(seconds) * 1000;
                 data.put_bytes(NFTA_DYNSET_TIMEOUT, &milliseconds.to_be_bytes());
             }
-            more(data)
+            data.put_nested(NFTA_DYNSET_EXPR, |expr| {
+                expr.put_text(NFTA_EXPR_NAME, name).put_nested(NFTA_EXPR_DATA, fill)
+            })
         }))
+    }
+
+    /// `update @set { a . b timeout .. counter }`: adds the key, or restarts its timeout, and counts
+    /// the packet.
+    pub fn update_set(self, fields: &[PacketField], set: NftSet<'_>) -> NftRule {
+        self.add_counted(fields, set, UPDATE, "counter", |counter| counter)
     }
 
     /// Whether a field of one byte is in `first..=last`.

@@ -118,10 +118,14 @@ impl EgressConfig {
         Ok(())
     }
 
-    /// The policies of all sources; with none of them the empty policy, which allows nothing.
-    pub(super) fn policies(&self, cx: &CallContext<'_>) -> Result<Vec<EgressPolicy>> {
+    /// The policies of all sources; with none of them the empty policy, which allows nothing. The
+    /// last one is of the file, if there is one.
+    pub(super) fn policies(
+        &self,
+        cx: &CallContext<'_>,
+    ) -> Result<(Vec<EgressPolicy>, Option<PathBuf>)> {
         require_known_keys(&cx.net.json)?;
-        let named = named_policy(cx.raw_args(), &self.policy_dir)?;
+        let (named, file) = named_policy(cx.raw_args(), &self.policy_dir)?.unzip();
         let given =
             [self.runtime_config.egress_policy.clone(), self.args.cni.egress_policy.clone(), named];
         let mut policies: Vec<EgressPolicy> =
@@ -129,7 +133,7 @@ impl EgressConfig {
         if policies.is_empty() {
             policies.push(EgressPolicy::default());
         }
-        Ok(policies)
+        Ok((policies, file))
     }
 
     /// Whether the policies are only audited.

@@ -276,10 +276,17 @@ fn packets_add_themselves_up_to_the_limit() {
             TransportProtocol::Udp,
             to.local_addr().unwrap().port(),
         ));
-        let (_, left) = found.iter().find(|(key, _)| *key == wanted).unwrap();
-        assert!((500_000..=600_000).contains(left), "{left} milliseconds");
+        let RecordedKey { remaining, count, .. } =
+            found.iter().find(|found| found.key == wanted).unwrap();
+        assert!((500..=600).contains(&remaining.as_secs()), "{remaining:?}");
+        assert_eq!(*count, PacketCount { packets: 1, bytes: HEADERS + 1 });
     }
-    assert_eq!(nft.dump_recorded(TALKERS).unwrap(), [(ip("127.0.0.1").into(), 0)]);
+    let of_talker = RecordedKey {
+        key: ip("127.0.0.1").into(),
+        remaining: Duration::ZERO,
+        count: PacketCount::default(),
+    };
+    assert_eq!(nft.dump_recorded(TALKERS).unwrap(), [of_talker]);
     let text = listed_set("seen");
     assert!(text.contains("size 16 flags dynamic,timeout"), "{text}");
     let rules = listed("input").join("\n");
@@ -288,7 +295,7 @@ fn packets_add_themselves_up_to_the_limit() {
         "{rules}"
     );
     assert!(
-        rules.contains("update @seen { ip daddr . meta l4proto . th dport timeout 10m }"),
+        rules.contains("update @seen { ip daddr . meta l4proto . th dport timeout 10m counter"),
         "{rules}"
     );
 }
