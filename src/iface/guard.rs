@@ -45,6 +45,12 @@ pub struct FrameSink {
     pub bridge: &'static str,
 }
 
+const RETURN: u16 = 0x06;
+
+const fn step(code: u16, jf: u8, k: u32) -> ClassicInstruction {
+    ClassicInstruction { code, jt: 0, jf, k }
+}
+
 /// Drops frames to 01:80:c2:00:00:00 and the next addresses, which a bridge passes to the network
 /// stack of the host even if the port is down.
 const DROP_LINK_LOCAL: [ClassicInstruction; 7] = {
@@ -52,10 +58,6 @@ const DROP_LINK_LOCAL: [ClassicInstruction; 7] = {
     const LOAD_HALF: u16 = 0x28;
     const AND: u16 = 0x54;
     const IF_EQUAL: u16 = 0x15;
-    const RETURN: u16 = 0x06;
-    const fn step(code: u16, jf: u8, k: u32) -> ClassicInstruction {
-        ClassicInstruction { code, jt: 0, jf, k }
-    }
     [
         step(LOAD_WORD, 0, 0),
         step(IF_EQUAL, 4, 0x0180_c200),
@@ -66,6 +68,9 @@ const DROP_LINK_LOCAL: [ClassicInstruction; 7] = {
         step(RETURN, 0, TC_ACT_UNSPEC),
     ]
 };
+
+/// Drops what the bridge of the sink would pass to the host if somebody set it up.
+const DROP_ALL: [ClassicInstruction; 1] = [step(RETURN, 0, TC_ACT_SHOT)];
 
 /// The sink of the host.
 pub const SINK: FrameSink =
@@ -104,11 +109,10 @@ impl FrameSink {
             netlink.change_link(port.index, LinkChange::new().set_master(bridge.index))?;
         }
         self.require_dropping(netlink, &entry, false)?;
-        put_filter(
-            netlink,
-            &port,
-            &ProgramFilter { program: DROP_LINK_LOCAL.to_vec(), ..ProgramFilter::default() },
-        )?;
+        for (link, program) in [(&port, &DROP_LINK_LOCAL[..]), (&bridge, &DROP_ALL)] {
+            let filter = ProgramFilter { program: program.to_vec(), ..ProgramFilter::default() };
+            put_filter(netlink, link, &filter)?;
+        }
         // The entry is set up last, when its port has the filter.
         for link in [&port, &entry] {
             netlink.change_link(link.index, LinkChange::new().set_up())?;
@@ -307,9 +311,9 @@ pub fn find_place(netlink: &Netlink, link: &Link) -> Result<GuardPlace> {
     GuardPlace::new(device, CLSACT_EGRESS, None).find_priority(netlink, &filters)
 }
 
-/// Whether the program is a guard or the filter of the sink. Programs of others do not redirect.
+/// Whether the program is a guard or a filter of the sink. Programs of others do not redirect.
 fn is_own(found: &ProgramFilter) -> bool {
-    found.redirect.is_some() || found.program == DROP_LINK_LOCAL
+    found.redirect.is_some() || found.program == DROP_LINK_LOCAL || found.program == DROP_ALL
 }
 
 impl GuardPlace {
