@@ -2,8 +2,7 @@
 //!
 //! A chained plugin, behind an interface plugin whose interface is a veth pair with an end on the
 //! host: it returns `prevResult`. Keys: `policy`, `allow`, `deny`, `profile`, `serve`, `policyDir`,
-//! `mode`, `refuse`.
-//! The same object may come by the capability `egressPolicy`, by `args.cni.egressPolicy`, and as
+//! `limits`, `mode`, `refuse`. The same object may come by the capability `egressPolicy`, by `args.cni.egressPolicy`, and as
 //! the file of `policyDir` that `EGRESS_POLICY` of `CNI_ARGS` names. A packet must be allowed by
 //! each policy that is given; without any, nothing is allowed. The capability `portMappings` tells
 //! which services the container publishes.
@@ -11,8 +10,8 @@
 //! State on the host while the container lives: elements of the tables `inet` and `bridge
 //! cnibox_egress`, and the chain and sets of its policy, which containers with equal policies
 //! share; a filter on the host's end of the pair, which stays after DEL until the pair is deleted.
-//! Permanently: the tables `inet`, `bridge` and `netdev cnibox_egress`, and the links of the sink
-//! ([`guard`]).
+//! Permanently: the tables `inet`, `bridge` and `netdev cnibox_egress` and `netdev
+//! cnibox_egress_answers`, and the links of the sink ([`guard`]).
 
 mod config;
 mod surroundings;

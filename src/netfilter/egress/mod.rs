@@ -11,6 +11,7 @@
 //! | `compile.rs` | ranges of addresses and services that policies allow |
 //! | `table.rs` | the tables of `nf_tables` |
 //! | `objects.rs` | the chains and sets of a policy, which containers with equal policies share |
+//! | `intervals.rs` | the elements of those sets |
 //! | `report.rs` | what was refused |
 //! | `answer.rs` | how containers are told |
 //! | `guard.rs` | the second guard: a program that a flush of `nf_tables` does not remove |
@@ -19,6 +20,7 @@ mod answer;
 pub mod compile;
 pub mod explain;
 pub mod guard;
+mod intervals;
 pub mod limits;
 pub mod lint;
 mod objects;

@@ -3,18 +3,19 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::process::ExitCode;
-use std::thread;
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
+use super::super::pause::{StopSignals, WakeReason};
 use super::super::print_text;
 use super::{flow_service, selected_ports};
 use crate::netfilter::PacketFilter;
 use crate::netfilter::egress::compile::Service;
 use crate::netfilter::egress::report::PortReport;
 use crate::options::{CommandLine, usage_error};
-use cni::error::{Error, Result};
+use cni::error::Result;
+use cni::json::encode_compact;
 
 pub(super) const INTERVAL: &str = "--interval";
 
@@ -87,25 +88,22 @@ pub(super) fn read_interval(line: &CommandLine) -> Result<Duration> {
     Ok(Duration::from_secs(seconds.ok_or_else(wrong)?))
 }
 
-/// Prints events until the process is ended, or nobody reads them.
+/// Prints events until SIGTERM or SIGINT, or until nobody reads them.
 pub(super) fn print_events(line: &CommandLine, interval: Duration) -> Result<ExitCode> {
+    let signals = StopSignals::block_signals()?;
     let (filter, mut reported) = (PacketFilter::new(), ReportedFlows::default());
     loop {
         match selected_ports(line, &filter) {
             Ok(ports) => {
-                let events = reported.find_new(&ports, SystemTime::now());
-                let lines: Vec<String> = events
-                    .iter()
-                    .map(|event| serde_json::to_string(event).map(|text| text + "\n"))
-                    .collect::<Result<_, _>>()
-                    .map_err(|error| Error::internal(format!("encode an event: {error}")))?;
-                if !lines.is_empty() {
-                    print_text(&lines.concat())?;
+                for event in reported.find_new(&ports, SystemTime::now()) {
+                    print_text(&(encode_compact(&event)? + "\n"))?;
                 }
             }
             // The next look may succeed.
             Err(error) => warn!("{error}"),
         }
-        thread::sleep(interval);
+        if signals.wait_for_event(&[], Some(interval))? == Some(WakeReason::End) {
+            return Ok(ExitCode::SUCCESS);
+        }
     }
 }

@@ -92,7 +92,7 @@ fn a_refused_program_fails_at_once() {
 }
 
 #[test]
-fn a_neighbour_on_the_bridge_is_told_too_and_shaping_does_not_matter() {
+fn refusals_of_neighbours_and_behind_shaping_are_told() {
     let keys = serde_json::from_str(KEYS).unwrap();
     let world = World::new("bridge", &keys);
     resolve(&world);

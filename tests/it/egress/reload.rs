@@ -82,7 +82,7 @@ fn events_are_lines_about_each_refused_flow() {
         let file = world.node.path("events.json").display().to_string();
         let script = format!("exec \"$0\" \"$@\" >{file}");
         let call = world.node.tool("egress", &["events", "--interval", "1"]);
-        let _running = Running::start(&call.under(&["sh", "-c", &script]));
+        let running = Running::start(&call.under(&["sh", "-c", &script]));
         let events = |port: u16| -> Vec<Value> {
             let text = fs::read_to_string(&file).unwrap_or_default();
             let all = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -109,6 +109,7 @@ fn events_are_lines_about_each_refused_flow() {
         sent(4001);
         eventually("an event about more packets", || events(4001).len() == 2);
         assert_eq!(events(4000).len(), 1, "{mode}: once");
+        running.ends();
     }
 }
 

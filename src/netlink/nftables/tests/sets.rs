@@ -3,6 +3,7 @@
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use super::*;
 use crate::netlink::{LinkChange, Netlink};
