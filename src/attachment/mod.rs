@@ -22,5 +22,5 @@ pub use boot::{BootIdentity, BootRelation};
 pub use file::{forget_attachment, log_unrecorded, remove_all_records};
 pub use liveness::{ContainerVeth, EndedBy, HostVeth, Liveness, LivenessEvidence, UnknownBecause};
 pub use owner::{AttachmentId, network_hash, sha512_hex};
-pub use parts::{REPAIR_REMEDY, RecordStore, StoredRecord};
+pub use parts::{REPAIR_REMEDY, RecordStore, StoredRecord, decode_part};
 pub use record::AttachmentRecord;

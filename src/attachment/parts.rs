@@ -20,6 +20,7 @@ use super::owner::AttachmentId;
 use super::record::AttachmentRecord;
 use cni::error::Result;
 use cni::files::{FileOperationContext, FileResult};
+use cni::json::Json;
 
 pub const REPAIR_REMEDY: &str = "\"cnibox repair\" restores all rules of this host";
 
@@ -40,6 +41,12 @@ impl<T> StoredRecord<T> {
     pub fn attachment_id(&self) -> AttachmentId<'_> {
         self.record.attachment_id()
     }
+}
+
+/// Decodes a part of a record by the one decoder of this program: another would have its own copy
+/// of the code of each part.
+pub fn decode_part<T: DeserializeOwned>(part: &Value) -> Option<T> {
+    Json::encode(part).decode().ok()
 }
 
 fn is_restorable(life: Liveness) -> bool {
@@ -116,7 +123,7 @@ impl RecordStore {
 
     /// The feature's data of the attachment, if it can be read.
     pub fn read_content<T: DeserializeOwned>(self, owner: AttachmentId<'_>) -> Option<T> {
-        serde_json::from_value(self.read_part(&owner.instance_id())?.content).ok()
+        decode_part(&self.read_part(&owner.instance_id())?.content)
     }
 
     /// The parts in records of this host, read one by one as the iterator advances.
@@ -140,7 +147,7 @@ impl RecordStore {
     ) -> impl Iterator<Item = StoredRecord<T>> + use<T> {
         let parts = instances.into_iter().filter_map(move |instance| self.read_part(&instance));
         parts.filter_map(|StoredRecord { record, content }| {
-            Some(StoredRecord { record, content: serde_json::from_value(content).ok()? })
+            Some(StoredRecord { record, content: decode_part(&content)? })
         })
     }
 

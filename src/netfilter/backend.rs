@@ -17,7 +17,7 @@ use super::iptables::{
 };
 use super::layout::{CniboxTables, HandoverCount, RestorableState};
 use super::rules::RecordedRules;
-use crate::attachment::{RecordStore, StoredRecord};
+use crate::attachment::{RecordStore, StoredRecord, decode_part};
 use crate::cmd;
 use crate::netlink;
 pub use crate::netlink::IpFamily;
@@ -86,7 +86,7 @@ impl RuleBackend {
 
     /// The back end of a record's part, if its feature has a choice of them.
     pub(super) fn of_part(part: &Value) -> Option<RuleBackend> {
-        RecordedBackend::deserialize(part).ok().map(|recorded| recorded.backend)
+        decode_part::<RecordedBackend>(part).map(|recorded| recorded.backend)
     }
 
     /// The back end that the reference would select. Only an iptables that is not on top of

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::layout::{LayoutTransaction, TableLayout};
 use super::names::{has_same_owner, instance_in_comment};
-use crate::attachment::{AttachmentId, AttachmentRecord, RecordStore, StoredRecord};
+use crate::attachment::{AttachmentId, AttachmentRecord, RecordStore, StoredRecord, decode_part};
 use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
     CommentSelector, ElementKey, NftBatch, NftSet, NftSocket, NftTable, NftValue, SetElement,
@@ -58,7 +58,7 @@ pub fn elements_of_part<R: DeserializeOwned>(
     part: &Value,
     elements: fn(AttachmentId<'_>, &R) -> Vec<SetElement>,
 ) -> Vec<SetElement> {
-    R::deserialize(part).map(|content| elements(owner, &content)).unwrap_or_default()
+    decode_part::<R>(part).map(|content| elements(owner, &content)).unwrap_or_default()
 }
 
 impl RecordedElements {

@@ -29,7 +29,7 @@ use serde::Deserialize;
 use super::backend::{FilterFeature, IpFamily, PacketFilter};
 use super::iptables::{self, ChainScope};
 use super::layout::{self, HandoverCount, RestorableState, RuleComparison, TableLayout};
-use crate::attachment::{REPAIR_REMEDY, RecordStore};
+use crate::attachment::{REPAIR_REMEDY, RecordStore, decode_part};
 use crate::netlink::nftables::{NetfilterHook, NftChain, NftRule, NftTable, PacketField, RAW};
 use cni::error::{Error, ErrorContext, Result};
 
@@ -75,7 +75,7 @@ fn iptables_rules() -> [iptables::IptablesRule; 2] {
 /// last mapping.
 pub const FEATURE: FilterFeature = FilterFeature {
     check: |filter, _, part| {
-        let is_open = LocalnetRecord::deserialize(part).is_ok_and(|record| record.localnet);
+        let is_open = decode_part::<LocalnetRecord>(part).is_some_and(|record| record.localnet);
         if is_open { require_closed(filter) } else { Ok(()) }
     },
     restore: restore_iptables_rules,

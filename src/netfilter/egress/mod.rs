@@ -35,7 +35,6 @@ use std::iter;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use serde::Deserialize;
 
 use self::objects::{PolicyObjects, delete_unused, list_policies, policy_chains};
 pub use self::part::EgressPart;
@@ -46,7 +45,7 @@ pub(crate) use self::{answer::SINK_ENTRY, table::SINK_PORT};
 use super::backend::{FilterFeature, PacketFilter};
 use super::layout::{LayoutTransaction, RestorableState, RuleComparison, TableLayout};
 use super::names::{AttachmentId, is_left_in_place, stale_matcher};
-use crate::attachment::RecordStore;
+use crate::attachment::{RecordStore, decode_part};
 use crate::files::lock::{FileLock, TIMEOUT};
 use crate::netlink::nftables::{NftBatch, NftSet, NftSocket, NftTable, SetElement};
 use crate::netlink::{Link, Netlink, NetlinkResult};
@@ -58,9 +57,9 @@ pub const RECORDS: RecordStore = RecordStore("egress");
 /// It has no `hand_over`, because the reference has no egress policies: the rules stay in force
 /// until the port vanishes.
 pub const FEATURE: FilterFeature = FilterFeature {
-    check: |filter, owner, part| match EgressPart::deserialize(part) {
-        Ok(port) => check_port(filter, owner, &port),
-        Err(_) => Ok(()),
+    check: |filter, owner, part| match decode_part(part) {
+        Some(port) => check_port(filter, owner, &port),
+        None => Ok(()),
     },
     restore: restore_recorders,
     remove: |filter, owner, _| delete_port(filter, owner),

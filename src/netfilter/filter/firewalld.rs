@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::dbus::DbusConnection;
-use crate::attachment::{RecordStore, StoredRecord};
+use crate::attachment::{RecordStore, StoredRecord, decode_part};
 use crate::netfilter::AttachmentId;
 use crate::netfilter::backend::FilterFeature;
 use crate::netfilter::elements::find_other_record;
@@ -260,7 +260,7 @@ impl<'a> FirewalldZone<'a> {
 
 /// Fails if a source of the record is missing, while firewalld runs.
 fn check_recorded_sources(part: &Value) -> Result<()> {
-    let Ok(sources) = FirewalldPart::deserialize(part) else { return Ok(()) };
+    let Some(sources) = decode_part::<FirewalldPart>(part) else { return Ok(()) };
     let missing = FirewalldZone::find_running(DEFAULT_ZONE)
         .and_then(|mut zone| zone.find_missing_source(&[&sources]));
     missing.map_or(Ok(()), |missing| Err(Error::internal(missing)))

@@ -13,7 +13,6 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use nix::errno::Errno;
-use serde::Deserialize;
 
 pub use self::words::DEFAULT_ADMIN;
 use self::words::{
@@ -22,7 +21,7 @@ use self::words::{
     stage_return_rules, translated_rule,
 };
 use super::{FirewallPart, IngressPolicy, RECORDS, decides_policy, nft, unused_policy_links};
-use crate::attachment::{AttachmentRecord, StoredRecord};
+use crate::attachment::{AttachmentRecord, StoredRecord, decode_part};
 use crate::leases;
 use crate::netfilter::backend::{IpFamily, PacketFilter, RuleBackend};
 use crate::netfilter::elements::other_attachments;
@@ -38,12 +37,11 @@ pub(super) const RULES: RecordedRules = RecordedRules {
     table: FILTER,
     is_of: |part, family| {
         let pod =
-            FirewallPart::deserialize(part).ok().filter(|pod| pod.backend == RuleBackend::Iptables);
+            decode_part::<FirewallPart>(part).filter(|pod| pod.backend == RuleBackend::Iptables);
         pod.is_some_and(|pod| !ips_of_family(&pod.ips, family).is_empty())
     },
     plan: |table, family, stored, all| {
-        let (owner, pod) =
-            (stored.attachment_id(), FirewallPart::deserialize(&stored.content).ok()?);
+        let (owner, pod) = (stored.attachment_id(), decode_part(&stored.content)?);
         // The reference does not accept published ports.
         let is_recorded = RECORDS.has_instance(&owner.instance_id());
         create_address_rules(table, &pod, family, is_recorded);
@@ -55,9 +53,9 @@ pub(super) const RULES: RecordedRules = RecordedRules {
         None
     },
     is_flushed: |table, family, other, part| {
-        let Ok(mut pod) = FirewallPart::deserialize(&other.content) else { return false };
+        let Some(mut pod) = decode_part::<FirewallPart>(&other.content) else { return false };
         // In one network the policy of a bridge is that of the latest ADD.
-        if let Some(own) = part.and_then(|part| FirewallPart::deserialize(part).ok())
+        if let Some(own) = part.and_then(|part| decode_part::<FirewallPart>(part))
             && own.bridge == pod.bridge
         {
             pod.policy = own.policy;

@@ -22,7 +22,7 @@ pub use self::iptables::DEFAULT_ADMIN;
 use super::backend::FilterFeature;
 use super::layout::{HandoverCount, RestorableState};
 use super::{AttachmentId, PacketFilter, RuleBackend};
-use crate::attachment::{AttachmentRecord, RecordStore, StoredRecord};
+use crate::attachment::{AttachmentRecord, RecordStore, StoredRecord, decode_part};
 use crate::netlink::{Link, Netlink};
 use cni::error::{Error, Result, join_outcomes};
 
@@ -106,7 +106,7 @@ fn decides_policy(
     }
     fn rank(kept: &StoredRecord<Value>) -> (i64, Option<u8>, &str, &str) {
         let (owner, policy) = (kept.attachment_id(), kept.content.get("policy"));
-        let policy = policy.and_then(|policy| IngressPolicy::deserialize(policy).ok());
+        let policy = policy.and_then(decode_part::<IngressPolicy>);
         (kept.record.created, policy.map(|policy| policy as u8), owner.id, owner.ifname)
     }
     // Parts are decoded last, and only up to the first such record: a table may have the rules of

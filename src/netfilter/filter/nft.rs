@@ -42,11 +42,10 @@
 
 use std::net::IpAddr;
 
-use serde::Deserialize;
 use serde_json::Value;
 
 use super::{FirewallPart, IngressPolicy, RECORDS, decides_policy, unused_policy_links};
-use crate::attachment::StoredRecord;
+use crate::attachment::{StoredRecord, decode_part};
 use crate::netfilter::backend::{PacketFilter, RuleBackend};
 use crate::netfilter::elements::{RecordedElements, differing_data, elements_of_part};
 use crate::netfilter::layout::{LayoutTransaction, TableLayout};
@@ -294,7 +293,7 @@ pub(super) fn decided_part(
     all: &[StoredRecord<Value>],
 ) -> error::Result<Value> {
     let mut part = kept.content.clone();
-    let Ok(pod) = FirewallPart::deserialize(&part) else { return Ok(part) };
+    let Some(pod) = decode_part::<FirewallPart>(&part) else { return Ok(part) };
     if pod.backend == RuleBackend::Nftables
         && let Some(bridge) = pod.bridge.as_deref()
         && (!decides_policy(kept, all, &|_| true)

@@ -11,8 +11,8 @@
 
 use std::collections::BTreeSet;
 
+use crate::attachment::decode_part;
 use ipnet::IpNet;
-use serde::Deserialize;
 use serde_json::Value;
 
 use super::super::backend::{IpFamily, PacketFilter, RuleBackend};
@@ -42,8 +42,7 @@ pub(super) const RULES: RecordedRules = RecordedRules {
 
 /// The addresses with rules in the family's table.
 fn recorded_addresses(part: &Value, family: IpFamily) -> Vec<IpNet> {
-    let record = MasqueradePart::deserialize(part)
-        .ok()
+    let record = decode_part::<MasqueradePart>(part)
         .filter(|record| record.backend == RuleBackend::Iptables);
     record.map(|record| addresses_of_family(&record.addrs, family)).unwrap_or_default()
 }

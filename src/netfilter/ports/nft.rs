@@ -8,13 +8,13 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use serde::Deserialize;
 use serde_json::Value;
 
 use super::layout::{self, ANY, ATTACHMENTS, CONDITIONAL, HOST, MAPPED, TABLE};
 use super::{
     MappedPort, PortOwner, PortmapPart, RECORDS, TakenPort, describe_host_port, flows, reference,
 };
+use crate::attachment::decode_part;
 use crate::netfilter::backend::{IpFamily, PacketFilter, RuleBackend};
 use crate::netfilter::elements::{RecordedElements, differing_data, elements_of_part};
 use crate::netfilter::layout::LayoutTransaction;
@@ -444,7 +444,7 @@ pub(super) fn check_conditional_rules(
     owner: AttachmentId<'_>,
     part: &Value,
 ) -> Result<()> {
-    let Ok(forward) = PortmapPart::deserialize(part) else { return Ok(()) };
+    let Some(forward) = decode_part::<PortmapPart>(part) else { return Ok(()) };
     let wanted = conditional_rules(owner, &forward).len();
     if forward.backend == RuleBackend::Iptables || wanted == 0 {
         return Ok(());

@@ -6,11 +6,11 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use serde::Deserialize;
 use serde_json::Value;
 
 use super::layout::{self, ANY, HOST, MAPPED};
 use super::{PortmapPart, SourceTranslation, flows};
+use crate::attachment::decode_part;
 use crate::netfilter::layout::HandoverCount;
 use crate::netfilter::names::container_of_label;
 use crate::netfilter::{AttachmentId, IpFamily};
@@ -52,7 +52,7 @@ pub(super) fn has_rules(
     owner: AttachmentId<'_>,
     part: &Value,
 ) -> NetlinkResult<bool> {
-    let Ok(forward) = PortmapPart::deserialize(part) else { return Ok(false) };
+    let Some(forward) = decode_part::<PortmapPart>(part) else { return Ok(false) };
     for target in forward.targets.iter().copied() {
         let wanted = forward.mappings_to(target).count();
         let chain = |name| reference_table(IpFamily::of_address(target.addr())).named_chain(name);

@@ -13,8 +13,6 @@ use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
-use serde::Deserialize;
-
 pub(in crate::netfilter) use self::handover::join_interfaces;
 pub use self::rules::IptablesOptions;
 use self::rules::{
@@ -22,7 +20,7 @@ use self::rules::{
     entry_comment, parse_entry_comment, shared_rules, top_chain_jumps,
 };
 use super::{MappedPort, PortOwner, PortmapPart, RECORDS, TakenPort, describe_host_port};
-use crate::attachment::AttachmentRecord;
+use crate::attachment::{AttachmentRecord, decode_part};
 use crate::netfilter::iptables::{ChainScope, IptablesRule, IptablesTable, program_name};
 use crate::netfilter::rules::RecordedRules;
 use crate::netfilter::{AttachmentId, IpFamily, PacketFilter, RuleBackend};
@@ -43,13 +41,13 @@ pub(super) const RULES: RecordedRules = RecordedRules {
     table: NAT,
     is_of: |part, family| {
         let forward =
-            PortmapPart::deserialize(part).ok().filter(|of| of.backend == RuleBackend::Iptables);
+            decode_part::<PortmapPart>(part).filter(|of| of.backend == RuleBackend::Iptables);
         forward.is_some_and(|of| {
             of.targets.iter().any(|target| IpFamily::of_address(target.addr()) == family)
         })
     },
     plan: |table, family, stored, _| {
-        let forward = PortmapPart::deserialize(&stored.content).ok()?;
+        let forward = decode_part::<PortmapPart>(&stored.content)?;
         let wanted = RequiredRules::of_family(stored.attachment_id(), &forward, family)?;
         find_missing_rule(table, wanted)?;
         let taken = find_taken_port(table, wanted);
