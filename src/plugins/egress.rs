@@ -235,10 +235,14 @@ fn find_port(
     }
     ips.extend(link_local_addresses(inside, &link, mac)?);
     let routers = routers_of(prev);
-    let addresses = host.dump_all_addresses()?;
+    let mut addresses = host.dump_all_addresses()?;
+    let is_near = |addr: &LinkAddress| arrives_at.iter().any(|(index, _)| *index == addr.index);
+    // The end of each pair has a link-local address, at which only its own link finds the host.
+    let is_of_link = |ip| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    addresses.retain(|addr| !is_of_link(addr.net.addr()) || is_near(addr));
     // Another network of the host may have the address of a router that is not the host.
-    let is_near = |addr: &&LinkAddress| arrives_at.iter().any(|(index, _)| *index == addr.index);
-    let near: Vec<IpAddr> = addresses.iter().filter(is_near).map(|addr| addr.net.addr()).collect();
+    let near = addresses.iter().filter(|addr| is_near(addr));
+    let near: Vec<IpAddr> = near.map(|addr| addr.net.addr()).collect();
     let is_routed_here = routers.iter().all(|router| near.contains(router));
     let known = HostAddresses::of_networks(addresses.iter().map(|addr| addr.net));
     let bridge_mac =
