@@ -2,6 +2,7 @@
 //! policies, tells which entry of a policy decides, and proposes policies.
 
 mod events;
+mod reload;
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -11,6 +12,7 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
+pub use self::reload::{PolicyFilesWatch, repair_policies};
 use super::{JSON, NETWORK, ToolCommand, format_table, json_text, print_text};
 use crate::framework::{PluginService, Rollback};
 use crate::iface::guard::{self, SINK};
@@ -58,7 +60,8 @@ the new policy. It lasts until the next ADD of the attachment.
 
 reload reads the files that EGRESS_POLICY has named again, and puts what has changed in force in \
             all their containers, each by
-one transaction. Containers whose policies \"set\" has replaced are left.
+one transaction, as repair does, and repair --watch within a second. Containers whose policies \
+            \"set\" has replaced are left.
 
 events prints a line of JSON for each flow that was refused, or would have been in the mode audit, \
             until it is stopped: first
@@ -141,7 +144,7 @@ fn learn_main(args: Vec<String>) -> ExitCode {
 }
 
 fn reload_main(args: Vec<String>) -> ExitCode {
-    RELOAD.run_command(args, require_no_output_option, |line| reload_policies(&line))
+    RELOAD.run_command(args, require_no_output_option, |line| reload::reload_policies(&line))
 }
 
 fn events_main(args: Vec<String>) -> ExitCode {
@@ -466,44 +469,4 @@ fn put_in_force(
     egress::add_port(filter, owner, &port, &compiled)?;
     undo.commit();
     Ok(())
-}
-
-/// Puts the changed files of policies in force. A failure with one container does not keep the
-/// others from it.
-fn reload_policies(line: &CommandLine) -> Result<ExitCode> {
-    let filter = PacketFilter::new();
-    let (mut text, mut has_failed) = (String::new(), false);
-    for report in selected_ports(line, &filter)? {
-        let AttachmentId { network, id, ifname } = report.stored.attachment_id();
-        match reload_policy(&filter, report.stored.attachment_id()) {
-            Ok(None) => {}
-            Ok(Some(outcome)) => _ = writeln!(text, "{network} {id} {ifname}: {outcome}"),
-            Err(error) => {
-                warn!("{network} {id} {ifname}: {error}");
-                has_failed = true;
-            }
-        }
-    }
-    print_text(if text.is_empty() && !has_failed { "no policy has changed\n" } else { &text })?;
-    Ok(if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-}
-
-/// What was done with the container, if its policy is that of a file that has changed.
-fn reload_policy(filter: &PacketFilter, owner: AttachmentId<'_>) -> Result<Option<String>> {
-    let _lock = egress::lock_policy(owner)?;
-    let Some(stored) = egress::RECORDS.read_content::<EgressPart>(owner) else { return Ok(None) };
-    let Some(file) = &stored.policy_file else { return Ok(None) };
-    let policy = source::read_trusted_policy(file)?;
-    if stored.policies_of_add().last() == Some(&policy) {
-        return Ok(None);
-    }
-    let file = file.display();
-    if !stored.added.is_empty() {
-        return Ok(Some(format!("left, because \"egress set\" has replaced {file}")));
-    }
-    let mut port = stored.clone();
-    port.policies.pop();
-    port.policies.push(policy);
-    put_in_force(filter, owner, &stored, port)?;
-    Ok(Some(format!("reloaded {file}")))
 }

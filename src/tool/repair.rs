@@ -11,6 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::directories::{CACHE, PLUGIN_PATH, ToolDirectories};
+use super::egress::{self, PolicyFilesWatch};
 use super::in_process::InProcessExecutor;
 use super::life::find_rival;
 use super::outcome::{ActionOutcome, FAILED, LEFT_ALONE, MISSING, RESTORED, report_outcomes};
@@ -44,7 +45,8 @@ the network of each attachment in the runtimes' cache whose container is alive, 
             the bridge with its
 gateway addresses and MAC, the port, addresses and routes of the host's end, kernel parameters of \
             the host, and routes
-of the container. Keeps settings that somebody changed. Prints each change.
+of the container. Keeps settings that somebody changed. Puts changed files of egress policies in \
+            force. Prints each change.
 ",
     options: &[
         CommandOption { about: "print what is missing, and change nothing", ..DRY_RUN },
@@ -143,6 +145,7 @@ impl RepairJob {
             }
             Err(error) => repairs.record_failure(error),
         }
+        egress::repair_policies(&mut repairs);
         repair_lost_devices(&mut repairs).unwrap_or_else(|error| repairs.record_failure(error));
         let snapshot = NodeSnapshot::take(&[self.runtime.results_dir()]);
         match self.runtime.cached_attachments("") {
@@ -227,6 +230,7 @@ impl RepairJob {
         loop {
             own.restart_if_replaced();
             let start = Instant::now();
+            let policies = PolicyFilesWatch::start();
             let repairs = self.repair_all(ReconcileMode::Apply);
             report_changes(&repairs, &mut reported)?;
             let pause = (start.elapsed() * PAUSE_FACTOR).clamp(SETTLE, LONGEST_PAUSE).max(dispute);
@@ -236,7 +240,8 @@ impl RepairJob {
             };
             let interval = (rules.must_poll() || own.is_missing()).then_some(INTERVAL);
             if signals.wait_for_event(&[], Some(pause))? == Some(WakeReason::End)
-                || wait_for_change(&signals, &rules, &mut links, interval)? == WakeReason::End
+                || wait_for_change(&signals, &rules, &mut links, policies.as_ref(), interval)?
+                    == WakeReason::End
             {
                 return Ok(ExitCode::SUCCESS);
             }
@@ -292,15 +297,17 @@ fn report_changes(repairs: &RepairFindings, reported: &mut HashSet<String>) -> R
     if text.is_empty() { Ok(()) } else { print_text(&text).map(drop) }
 }
 
-/// Waits for a change of rules, a loss of links, a signal, or the end of `interval`.
+/// Waits for a change of rules or policies, a loss of links, a signal, or the end of `interval`.
 fn wait_for_change(
     signals: &StopSignals,
     rules: &PacketFilterWatch,
     links: &mut LossEvents,
+    policies: Option<&PolicyFilesWatch>,
     interval: Option<Duration>,
 ) -> Result<WakeReason> {
     loop {
-        let sources: Vec<_> = rules.event_descriptor().into_iter().chain([links.as_fd()]).collect();
+        let sources = rules.event_descriptor().into_iter().chain([links.as_fd()]);
+        let sources: Vec<_> = sources.chain(policies.map(AsFd::as_fd)).collect();
         match signals.wait_for_event(&sources, interval)? {
             Some(WakeReason::End) => return Ok(WakeReason::End),
             None => return Ok(WakeReason::Change),
@@ -315,7 +322,7 @@ fn wait_for_change(
             .event_descriptor()
             .map(|events| signals.wait_for_event(&[events], Some(Duration::ZERO)));
         match woken.transpose()?.flatten() {
-            None if !is_lost => {}
+            None if !is_lost && !policies.is_some_and(PolicyFilesWatch::has_changed) => {}
             woken => return Ok(woken.unwrap_or(WakeReason::Change)),
         }
     }

@@ -40,7 +40,7 @@ fn reload_puts_a_changed_file_in_force_in_all_its_containers() {
 
     write(FAR[1]).unwrap();
     let shown = file.display();
-    let reloaded = |id: &str| format!("net {id} eth0: reloaded {shown}\n");
+    let reloaded = |id: &str| format!("reloaded: policy {shown} of net {id} eth0\n");
     assert_eq!(reload(), reloaded("c2") + &reloaded("c3"));
     for container in [&second, &third] {
         assert!(!reaches(container, FAR[0]) && reaches(container, FAR[1]));
@@ -64,9 +64,24 @@ fn reload_puts_a_changed_file_in_force_in_all_its_containers() {
     let set = world.node.path("set.json");
     fs::write(&set, json!({"allow": [{"to": [FAR[1]]}]}).to_string()).unwrap();
     world.node.tool("egress", &["set", "--container", "c3", set.to_str().unwrap()]).printed();
-    let left = format!("net c3 eth0: left, because \"egress set\" has replaced {shown}\n");
+    let left =
+        format!("left alone: policy {shown} of net c3 eth0, which \"egress set\" has replaced\n");
     assert_eq!(reload(), reloaded("c2") + &left);
     assert!(reaches(&second, FAR[0]) && reaches(&third, FAR[1]) && !reaches(&third, FAR[0]));
+
+    // A running repair does so by itself; a file that is gone leaves its policy.
+    let cache = world.node.path("cache").display().to_string();
+    let watch = world.node.cnibox(&["repair", "--watch", "--cache-dir", &cache]);
+    let watch = Running::start(&watch);
+    eventually("it waits", || watch.sleeps());
+    write(FAR[3]).unwrap();
+    eventually("the new policy", || reaches(&second, FAR[3]));
+    assert!(!reaches(&second, FAR[0]));
+    fs::remove_file(&file).unwrap();
+    eventually("it waits again", || watch.sleeps());
+    assert!(reaches(&second, FAR[3]) && !reaches(&second, FAR[0]));
+    watch.ends();
+    assert_eq!(reload(), "no policy has changed\n");
 }
 
 #[test]
