@@ -4,18 +4,20 @@
 # shellcheck disable=SC2317 # functions are called by check
 # shellcheck source=/dev/null
 . "$HERE/lib.sh"
-sed -n '/^### The pods of a Kubernetes node$/,/^```$/p' "$HERE/../../docs/egress.md" |
-    sed '1,/^```json$/d; /^```$/d' >/etc/cni/net.d/10-pods.conflist
+awk '/^### / { recipe = $0 == "### The pods of a Kubernetes node" }
+    /^```$/ { list = 0 }
+    list
+    /^```json$/ { list = recipe }' "$HERE/../../docs/egress.md" >/etc/cni/net.d/10-pods.conflist
 
 # The other host is a node, too, with a pod that has a web server.
 FAR=10.244.2.2:8080
 ip -n outside address add "${FAR%:*}/32" dev lo
 for subnet in 10.244.1.0/24 10.96.0.0/16; do ip -n outside route add "$subnet" via 10.89.0.2; done
-mkdir -p "$WORK/containerd" "$WORK/www"
+mkdir "$WORK/www"
 echo hello >"$WORK/www/index.html"
 ip netns exec outside busybox httpd -f -p 8080 -h "$WORK/www" &
-start_containerd || exit 1
-ctr -n k8s.io images import "$WORK/images.tar" >/dev/null || exit 1
+start_runtime || exit 1
+import_images || exit 1
 
 # services ENDPOINT: the Services of the cluster: number, address, protocol, port, endpoint. The policy has the addresses
 # of the first three.
@@ -193,5 +195,5 @@ for mode in iptables nftables; do
     no_proxy
     check "nothing is left" nothing_left
 done
-stop_containerd
+stop_runtime
 exit "${failed:-1}"
