@@ -84,8 +84,11 @@ for name in $wanted; do
             ;;
         crio)
             if [ -d "$given" ] || ! command -v crio >/dev/null; then continue; fi
-            plugins_for crio
-            CRI=crio scenario crio kubernetes.sh
+            for script in containerd egress kubernetes; do
+                plugins_for "crio-$script"
+                if [ "$script" = egress ]; then LAST=$policy; else LAST=; fi
+                CRI=crio scenario "crio-$script" "$script.sh"
+            done
             ;;
         switch)
             if [ -d "$given" ] || [ ! -e "$peer/bridge" ]; then continue; fi
