@@ -91,7 +91,7 @@ stop_churn
 check "STATUS beside pods that come and go" never_refused
 
 start_churn
-for _ in 1 2 3 4 5; do
+for _ in 1 2 3 4 5 6 7 8; do
     check "a rule of a pod is deleted" delete_rules_of "${web4}[:/]"
     check "the host port is there again" again page_outside 10.89.0.2:18080
 done
