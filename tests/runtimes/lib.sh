@@ -43,7 +43,7 @@ page_outside() {
 nothing_left() {
     local left
     left=$(
-        # The links by which egress counts what it refuses stay.
+        # The links by which egress counts what it refuses stay, and the flows that it has recorded, until they expire.
         ip -br link show type veth | grep -Ev '^(eth0|cnibox-(refused|dropped))@'
         find /var/lib/cni/networks -name '[0-9f]*[.:]*'
         find /var/lib/cni/results -type f 2>/dev/null
