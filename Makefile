@@ -171,7 +171,7 @@ size: build ## check that the executable is within its size limit, static and po
 	@scripts/static-pie.sh $(BINARY)
 	@size=$$(stat -c %s $(BINARY)); echo "$$size bytes of $(SIZE_LIMIT)"; test $$size -le $(SIZE_LIMIT)
 
-test-runtimes: build ## containerd and podman with these plugins; ARGS=PEER: with the reference plugins
+test-runtimes: build ## containerd, podman and, if installed, CRI-O with these plugins; ARGS=PEER: with the reference plugins
 	scripts/prepare.sh runtimes
 	tests/runtimes/run.sh $(if $(filter PEER,$(ARGS)),$(PEER),$(BINARY))
 

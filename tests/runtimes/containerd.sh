@@ -2,9 +2,8 @@
 # Pods, created over CRI as by the kubelet. Executed by node.sh.
 # shellcheck source=/dev/null
 . "$HERE/lib.sh"
-mkdir -p "$WORK/containerd"
-start_containerd || exit 1
-ctr -n k8s.io images import "$WORK/images.tar" >/dev/null || exit 1
+start_runtime || exit 1
+import_images || exit 1
 
 web=$(cri pod web 18080:80) || exit 1
 read -r web4 web6 <<<"$(cri ips "$web")"
@@ -35,8 +34,8 @@ if [ -n "${SWITCH-}" ]; then
     check "host port after the switch" again page 10.89.0.2:18080
 fi
 
-stop_containerd
-start_containerd || exit 1
+stop_runtime
+start_runtime || exit 1
 check "pods survive a restart of the runtime" again page "$web4"
 late=$(cri pod late 18090:80)
 check "a pod after the restart" [ -n "$late" ]
@@ -52,5 +51,5 @@ fi
 for pod in "$web" "$late"; do cri remove "$pod"; done
 check "host port is closed" no page 10.89.0.2:18080
 check "nothing is left" nothing_left
-stop_containerd
+stop_runtime
 exit "${failed:-1}"

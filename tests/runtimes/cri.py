@@ -16,7 +16,7 @@ import uuid
 
 import grpc
 
-SOCKET = "unix:///run/containerd/containerd.sock"
+SOCKET = "unix:///run/{0}/{0}.sock".format(os.environ["CRI"])
 SERVICE = "/runtime.v1.RuntimeService/"
 POD_NAMESPACES = (2, [(1, [(2, 1)])])  # namespace options: pid: CONTAINER
 CONTAINER = (15, [(2, [(3, [(2, 1)])])])
@@ -110,7 +110,7 @@ def run(id, image, *command):
     metadata = decode(status(id)[2][0])
     sandbox = [(1, [(i, metadata[i][0]) for i in (1, 2, 3)]), (3, "/run/logs")]
     name = uuid.uuid4().hex[:8]
-    config = [(1, [(1, name)]), (2, [(1, image)]), (11, name)]
+    config = [(1, [(1, name)]), (2, [(1, image), (18, image)]), (11, name)]
     config[2:2] = [(3, word) for word in command]
     fields = [(1, id), (2, config + [CONTAINER]), (3, sandbox)]
     container = call("CreateContainer", fields)[1][0].decode()
@@ -126,6 +126,9 @@ def execute(id, *command):
 
 
 def remove(id):
+    # CRI-O waits for containers that ignore SIGTERM, until shortly before the deadline.
+    for container in call("ListContainers", [(1, [(3, id)])]).get(1, []):
+        call("StopContainer", [(1, decode(container)[1][0].decode())])
     call("StopPodSandbox", [(1, id)])
     call("RemovePodSandbox", [(1, id)])
 

@@ -3,9 +3,8 @@
 # pings to the other host, over IPv4 only.
 # shellcheck source=/dev/null
 . "$HERE/lib.sh"
-mkdir -p "$WORK/containerd"
-start_containerd || exit 1
-ctr -n k8s.io images import "$WORK/images.tar" >/dev/null || exit 1
+start_runtime || exit 1
+import_images || exit 1
 
 # shellcheck disable=SC2317 # called by check
 ping_from() {
@@ -36,10 +35,10 @@ late=$(cri pod late 18090:80)
 check "the next ADD restores the rules" nft list chain inet cnibox_egress prerouting
 check "refused after it" refused "$shell" fd89::1
 
-stop_containerd
-start_containerd || exit 1
+stop_runtime
+start_runtime || exit 1
 check "refused after a restart of the runtime" refused "$shell" "$web4"
 for pod in "$web" "$client" "$late"; do cri remove "$pod"; done
 check "nothing is left" nothing_left
-stop_containerd
+stop_runtime
 exit "${failed:-1}"

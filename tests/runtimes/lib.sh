@@ -3,6 +3,7 @@
 set -u
 # Exit status of the scenarios.
 export failed=0
+export CRI=${CRI:-containerd}
 
 # check NAME COMMAND...: reports whether the command succeeds.
 check() {
@@ -42,12 +43,12 @@ page_outside() {
 nothing_left() {
     local left
     left=$(
-        # The links by which egress counts what it refuses stay.
+        # The links by which egress counts what it refuses stay, and the flows that it has recorded, until they expire.
         ip -br link show type veth | grep -Ev '^(eth0|cnibox-(refused|dropped))@'
         find /var/lib/cni/networks -name '[0-9f]*[.:]*'
         find /var/lib/cni/results -type f 2>/dev/null
         { iptables-save; ip6tables-save; nft list ruleset; } 2>/dev/null |
-            grep -E '10\.8[78]\.[0-9]+\.[2-9]|fd8[78]::[2-9]|180[89]0'
+            grep -v ' expires ' | grep -E '10\.(8[78]|244)\.[0-9]+\.[2-9]|fd8[78]::[2-9]|180[89]0'
     )
     [ -z "$left" ] || { echo "$left"; return 1; }
 }
@@ -56,20 +57,28 @@ cri() {
     /usr/bin/python3 "$HERE/cri.py" "$@"
 }
 
-start_containerd() {
-    sed "s|@WORK@|$WORK|" "$HERE/containerd.toml" >"$WORK/containerd.toml"
-    containerd -c "$WORK/containerd.toml" >>"$WORK/containerd.log" 2>&1 &
-    CONTAINERD=$!
+# Starts the runtime $CRI, containerd or crio.
+start_runtime() {
+    sed "s|@WORK@|$WORK|" "$HERE/$CRI.toml" >"$WORK/$CRI.toml"
+    "$CRI" --config "$WORK/$CRI.toml" >>"$WORK/$CRI.log" 2>&1 &
+    RUNTIME=$!
     for _ in $(seq 600); do
         ! cri ready 2>/dev/null || return 0
-        kill -0 "$CONTAINERD" || return 1
+        kill -0 "$RUNTIME" || break
         sleep 0.1
     done
-    tail -n 20 "$WORK/containerd.log" >&2
+    tail -n 20 "$WORK/$CRI.log" >&2
     return 1
 }
 
-stop_containerd() {
-    kill "$CONTAINERD"
-    wait "$CONTAINERD" || true
+stop_runtime() {
+    kill "$RUNTIME"
+    wait "$RUNTIME" || true
+}
+
+import_images() {
+    case $CRI in
+        containerd) ctr -n k8s.io images import "$WORK/images.tar" ;;
+        crio) podman --root "$WORK/crio" --runroot /run/crio-storage --storage-driver overlay load -q -i "$WORK/images.tar" ;;
+    esac >/dev/null
 }

@@ -17,7 +17,7 @@ HEADER = (
     "| --- | --- | --- | --- | --- | --- |"
 )
 # Runtime, and its low-level runtime in tests/runtimes.
-RUNTIMES = {"containerd": "runc", "podman": "crun"}
+RUNTIMES = {"containerd": "runc", "crio": "runc", "podman": "crun"}
 
 
 def version(program, path):

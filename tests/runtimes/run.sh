@@ -1,8 +1,8 @@
 #!/bin/bash
 # run.sh PLUGINS [SCENARIO...]: tests containerd and podman with these plugins, each on a temporary node.
 # PLUGINS is the executable of cnibox, or a directory of other plugins. With cnibox a third scenario has
-# egress policies, a fourth one asks STATUS while pods come and go; with the reference plugins in PEER a fifth one switches
-# a node from the reference and back.
+# egress policies, a fourth one has those of a Kubernetes node, also with CRI-O if it is installed, a fifth one asks STATUS
+# while pods come and go; with the reference plugins in PEER a sixth one switches a node from the reference and back.
 set -eu
 [ "$(id -u)" = 0 ] || { echo "test-runtimes: needs root" >&2; exit 1; }
 [ $# -ge 1 ] || { sed -n '2,6s/^# //p' "$0"; exit 2; }
@@ -65,7 +65,7 @@ plugins_for() {
 }
 
 policy='{"type": "egress", "allow": [{"to": ["10.89.0.1"], "ports": ["icmp"]}], "capabilities": {"portMappings": true}}'
-wanted="${*:-containerd podman egress status switch}"
+wanted="${*:-containerd podman egress kubernetes crio status switch}"
 for name in $wanted; do
     case $name in
         containerd | podman)
@@ -77,10 +77,18 @@ for name in $wanted; do
             plugins_for egress
             LAST=$policy scenario egress egress.sh
             ;;
-        status)
+        kubernetes | status)
             [ ! -d "$given" ] || continue
-            plugins_for status
-            scenario status status.sh
+            plugins_for "$name"
+            scenario "$name" "$name.sh"
+            ;;
+        crio)
+            if [ -d "$given" ] || ! command -v crio >/dev/null; then continue; fi
+            for script in containerd egress kubernetes; do
+                plugins_for "crio-$script"
+                if [ "$script" = egress ]; then LAST=$policy; else LAST=; fi
+                CRI=crio scenario "crio-$script" "$script.sh"
+            done
             ;;
         switch)
             if [ -d "$given" ] || [ ! -e "$peer/bridge" ]; then continue; fi

@@ -7,10 +7,10 @@
 # shellcheck source=/dev/null
 . "$HERE/lib.sh"
 SECONDS_OF_CHURN=${SECONDS_OF_CHURN:-20}
-mkdir -p "$WORK/containerd" "$WORK/asked"
+mkdir "$WORK/asked"
 sed 's/"cniVersion": "1.0.0"/"cniVersion": "1.1.0"/' /etc/cni/net.d/10-pods.conflist >"$WORK/asked/10-pods.conflist"
-start_containerd || exit 1
-ctr -n k8s.io images import "$WORK/images.tar" >/dev/null || exit 1
+start_runtime || exit 1
+import_images || exit 1
 
 ask_status() {
     CNI_PATH=/opt/cni/bin NETCONFPATH=$WORK/asked /opt/cni/bin/cnitool status pods /run/netns/none
@@ -91,7 +91,7 @@ stop_churn
 check "STATUS beside pods that come and go" never_refused
 
 start_churn
-for _ in 1 2 3 4 5; do
+for _ in 1 2 3 4 5 6 7 8; do
     check "a rule of a pod is deleted" delete_rules_of "${web4}[:/]"
     check "the host port is there again" again page_outside 10.89.0.2:18080
 done
@@ -110,5 +110,5 @@ done
 for pod in "$web" "$client"; do cri remove "$pod"; done
 check "STATUS without pods" ask_status
 check "nothing is left" nothing_left
-stop_containerd
+stop_runtime
 exit "${failed:-1}"
