@@ -96,12 +96,12 @@ impl PolicyFilesWatch {
             return None;
         }
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)
-            .inspect_err(|errno| warn!("could not watch the files of policies: {errno}"))
+            .inspect_err(|error| warn!("could not watch the files of policies: {error}"))
             .ok()?;
         let events = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MOVED_TO;
         for directory in directories {
-            if let Err(errno) = inotify.add_watch(&directory, events) {
-                debug!("could not watch {}: {errno}", directory.display());
+            if let Err(error) = inotify.add_watch(&directory, events) {
+                debug!("could not watch {}: {error}", directory.display());
             }
         }
         Some(PolicyFilesWatch(inotify))
