@@ -135,7 +135,7 @@ impl Refusals {
         sort_by_key(&mut flows, |flow| (flow.age, flow.addr, flow.service));
         flows.truncate(FLOWS);
         let malformed = self.malformed.get(end).copied().unwrap_or_default();
-        PortReport { policy, refused, malformed, flows, stored }
+        PortReport { stored, policy, refused, malformed, flows }
     }
 }
 

@@ -55,7 +55,7 @@ pub(super) const RULES: RecordedRules = RecordedRules {
     is_flushed: |table, family, other, part| {
         let Some(mut pod) = decode_part::<FirewallPart>(&other.content) else { return false };
         // In one network the policy of a bridge is that of the latest ADD.
-        if let Some(own) = part.and_then(|part| decode_part::<FirewallPart>(part))
+        if let Some(own) = part.and_then(decode_part::<FirewallPart>)
             && own.bridge == pod.bridge
         {
             pod.policy = own.policy;

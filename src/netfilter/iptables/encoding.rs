@@ -15,6 +15,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::extensions::{IptablesMatch, IptablesTarget};
+use super::table::require_interface_name;
 use crate::netlink::IpFamily;
 use crate::netlink::nftables::{
     LoadedField, NftRule, PacketField, RuleExpression, TransportProtocol,
@@ -40,9 +41,10 @@ struct DecodedRule {
     target: Option<IptablesTarget>,
 }
 
-/// The rule with these words; `None` if a word has no expression here.
+/// The rule with these words; `None` if a word has no expression here, or iptables may refuse the
+/// words. An administrator has written some of them.
 pub(super) fn encode_rule(words: &[String], family: IpFamily) -> Option<NftRule> {
-    let DecodedRule { from, to, iif, oif, proto, matches, target } = parse_words(words)?;
+    let DecodedRule { from, to, iif, oif, proto, matches, target } = parse_words(words, family)?;
     let mut rule = NftRule::new();
     for (field, condition) in [(PacketField::Iifname, iif), (PacketField::Oifname, oif)] {
         if let Some((is_equal, name)) = condition {
@@ -191,26 +193,25 @@ fn decode_prefix(family: IpFamily, value: &[u8], mask: Option<&[u8]>) -> Option<
     IpNet::with_netmask(addr(value)?, addr(mask.unwrap_or(&whole))?).ok()
 }
 
-fn parse_words(words: &[String]) -> Option<DecodedRule> {
+/// Reads words that iptables reads in the same way: each option once, and addresses of the family.
+fn parse_words(words: &[String], family: IpFamily) -> Option<DecodedRule> {
     let mut rule = DecodedRule::default();
     let mut words = words.iter().map(String::as_str);
-    let mut is_equal = true;
-    while let Some(word) = words.next() {
-        if word == "!" {
-            is_equal = false;
-            continue;
-        }
+    while let Some(first) = words.next() {
+        let is_equal = first != "!";
+        let word = if is_equal { first } else { words.next()? };
         let value = words.next()?;
         match word {
-            "-s" => rule.from = Some((is_equal, parse_prefix(value)?)),
-            "-d" => rule.to = Some((is_equal, parse_prefix(value)?)),
-            "-i" => rule.iif = Some((is_equal, parse_interface(value)?)),
-            "-o" => rule.oif = Some((is_equal, parse_interface(value)?)),
+            "-s" => set_once(&mut rule.from, (is_equal, parse_prefix(value, family)?))?,
+            "-d" => set_once(&mut rule.to, (is_equal, parse_prefix(value, family)?))?,
+            "-i" => set_once(&mut rule.iif, (is_equal, parse_interface(value)?))?,
+            "-o" => set_once(&mut rule.oif, (is_equal, parse_interface(value)?))?,
             _ if !is_equal => return None,
             "-p" => {
                 let known =
                     [TransportProtocol::Tcp, TransportProtocol::Udp, TransportProtocol::Sctp];
-                rule.proto = Some(known.into_iter().find(|l4| l4.to_string() == value)?);
+                let proto = known.into_iter().find(|l4| l4.to_string() == value)?;
+                set_once(&mut rule.proto, proto)?;
             }
             "-m" => {
                 let (option, argument) = (words.next()?, words.next()?);
@@ -223,21 +224,26 @@ fn parse_words(words: &[String]) -> Option<DecodedRule> {
             }
             _ => return None,
         }
-        is_equal = true;
     }
     Some(rule)
 }
 
-/// Parses a prefix; `None` for the prefix of all addresses, for which iptables writes nothing.
-fn parse_prefix(text: &str) -> Option<IpNet> {
+/// `None` if the option was there before.
+fn set_once<T>(option: &mut Option<T>, value: T) -> Option<()> {
+    option.replace(value).is_none().then_some(())
+}
+
+/// Parses a prefix; `None` for the prefix of all addresses, for which iptables writes nothing, and
+/// for one of the other family.
+fn parse_prefix(text: &str, family: IpFamily) -> Option<IpNet> {
     text.parse::<IpNet>()
         .ok()
         .or_else(|| text.parse().ok().map(host_net))
-        .filter(|net| net.prefix_len() != 0)
+        .filter(|net| net.prefix_len() != 0 && IpFamily::of_address(net.addr()) == family)
 }
 
 fn parse_interface(text: &str) -> Option<String> {
-    (!text.ends_with('+')).then(|| text.to_owned())
+    require_interface_name("", text).ok().map(|()| text.to_owned())
 }
 
 #[cfg(test)]
@@ -268,7 +274,8 @@ mod tests {
             "-m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT",
             "-m comment --comment if",
         ] {
-            assert_eq!(parse_words(&split(line)).expect(line).to_words(), split(line));
+            let family = if line.contains("2001:") { IpFamily::V6 } else { IpFamily::V4 };
+            assert_eq!(parse_words(&split(line), family).expect(line).to_words(), split(line));
         }
     }
 
@@ -283,6 +290,18 @@ mod tests {
             "-j REJECT",
             "-j DNAT --to-destination 10.1.2.3",
             "-j",
+            // iptables refuses these.
+            "-s 2001:db8::/64 -j X",
+            "! -d 2001:db8::1 -j X",
+            "! -s 198.51.100.0/24 ! -s 192.0.2.0/24 -j X",
+            "-s 198.51.100.0/24 -d 192.0.2.1 -s 192.0.2.2 -j X",
+            "-i br0 -i br1 -j X",
+            "! ! -i br0 -j X",
+            "-p tcp -p udp -j X",
+            "-i  -j X",
+            "-o sixteen_bytes_xx -j X",
+            "-s 10.0.0.1 !",
+            "-6 -j X",
         ] {
             assert_eq!(encode_rule(&split(line), IpFamily::V4), None, "{line}");
         }

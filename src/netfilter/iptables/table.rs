@@ -13,10 +13,22 @@ const CHAIN: usize = 28;
 /// The maximum length of an interface name: `IFNAMSIZ` - 1.
 const INTERFACE: usize = 15;
 
+/// The chains that are built into tables, and the names after `-j` that are no chains: verdicts, and
+/// the targets of iptables, 1.8.13. An `iptables -N` with such a name fails.
+const NO_CHAINS: &str = "\
+    PREROUTING INPUT FORWARD OUTPUT POSTROUTING ACCEPT DROP QUEUE RETURN AUDIT CHECKSUM \
+    CLASSIFY CLUSTERIP CONNMARK CONNSECMARK CT DNAT DNPT DSCP ECN HL HMARK IDLETIMER LED LOG \
+    MARK MASQUERADE NETMAP NFLOG NFQUEUE NOTRACK RATEEST REDIRECT REJECT SECMARK SET SNAT \
+    SNPT SYNPROXY TCPMSS TCPOPTSTRIP TEE TOS TPROXY TRACE TTL ULOG";
+
 /// Refuses an invalid chain name: iptables accepts 1 to 28 bytes without spaces that do not start
 /// with `-` or `!`. Quotation marks would have to be escaped where iptables-save does not escape
 /// them.
 pub fn require_chain_name(key: &str, name: &str) -> Result<()> {
+    if NO_CHAINS.split(' ').any(|taken| taken == name) {
+        let problem = format!("invalid {key} {name:?}: a built-in chain or a target of iptables");
+        return Err(Error::config(problem).with_details("give the chain another name"));
+    }
     let is_short = !name.is_empty() && name.len() <= CHAIN;
     if is_short
         && !name.starts_with(['-', '!'])
@@ -45,8 +57,14 @@ pub fn require_interface_name(key: &str, name: &str) -> Result<()> {
     ))
 }
 
-/// Refuses words with control characters, such as line breaks.
+/// Refuses words with control characters, such as line breaks, and options that select a family:
+/// iptables-restore reads over the rules of the other one.
 pub fn require_words(key: &str, words: &[String]) -> Result<()> {
+    let families = ["-4", "-6", "--ipv4", "--ipv6"];
+    if let Some(word) = words.iter().find(|word| families.contains(&word.as_str())) {
+        return Err(Error::config(format!("invalid word {word:?} in {key}"))
+            .with_details("leave it out: conditionsV4 is for IPv4, conditionsV6 for IPv6"));
+    }
     match words.iter().find(|word| word.contains(char::is_control)) {
         Some(word) => Err(Error::config(format!("invalid word {word:?} in {key}"))
             .with_details("a word of iptables has no control characters, such as line breaks")),

@@ -19,6 +19,11 @@ fn words_of_the_configuration_cannot_inject_rules() {
             ("iptablesAdminChainName", INJECTED),
             ("iptablesAdminChainName", "-F"),
             ("iptablesAdminChainName", long),
+            // A verdict, a built-in chain, targets: the reference refuses them, too.
+            ("iptablesAdminChainName", "ACCEPT"),
+            ("iptablesAdminChainName", "INPUT"),
+            ("iptablesAdminChainName", "TEE"),
+            ("iptablesAdminChainName", "MASQUERADE"),
             ("firewalldZone", INJECTED),
         ] {
             let refusal = conf.with(&json!({key: value})).on("ADD", &container).error();

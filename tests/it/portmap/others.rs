@@ -168,3 +168,45 @@ fn equal_mappings_in_two_spellings_are_merged() {
         }
     }
 }
+
+/// Over netlink the kernel would take what iptables refuses, and iptables could not list the table
+/// any more.
+#[test]
+fn words_that_iptables_refuses_leave_no_rule() {
+    let ports = Ports::new(Rules::Iptables, "1.1.0");
+    let pod = ports.pod("c1");
+    let web = json!([mapping(8080, 80, "tcp")]);
+    for keys in [
+        json!({"conditionsV4": ["-d", "fd00:1::/64"]}),
+        json!({"conditionsV4": ["!", "-s", "2001:db8:1::/64"]}),
+        json!({"conditionsV6": ["-s", "192.0.2.0/24"]}),
+        json!({"conditionsV4": ["!", "-s", "198.51.100.0/24", "!", "-s", "192.0.2.0/24"]}),
+        json!({"conditionsV4": ["-s", "198.51.100.0/24", "-s", "192.0.2.0/24"]}),
+        json!({"conditionsV4": ["!", "!", "-i", "br0"]}),
+        json!({"conditionsV4": ["-p", "udp"]}),
+        json!({"conditionsV4": ["-i", ""]}),
+        json!({"conditionsV4": ["-i", "a-bridge-of-18-let"]}),
+        json!({"conditionsV4": ["-6"]}),
+        json!({"conditionsV6": ["--ipv4"]}),
+        json!({"externalSetMarkChain": "MARK"}),
+        json!({"externalSetMarkChain": "PREROUTING"}),
+    ] {
+        let refusal = ports.call_with("ADD", &pod, &web, &keys).error();
+        assert!(!refusal.msg.is_empty(), "{keys}");
+        let listed = ports.node.sh("iptables-save; ip6tables-save; iptables -t nat -S");
+        assert!(!listed.contains("10.1.2.2") && !listed.contains("8080"), "{keys}: {listed}");
+        ports.call_with("DEL", &pod, &web, &keys).ok();
+    }
+}
+
+/// Whoever has switched a table off did so for all rules in it.
+#[test]
+fn a_dormant_table_of_others_is_left_asleep() {
+    let ports = Ports::new(Rules::Iptables, "1.1.0");
+    let pod = ports.pod("c1");
+    ports.node.sh("nft add table ip nat '{ flags dormant; }'");
+    ports.add(&pod, &json!([mapping(8080, 80, "tcp")]));
+    let listed = ports.node.sh("nft list table ip nat");
+    assert!(listed.contains("flags dormant") && listed.contains("8080"), "{listed}");
+    ports.del(&pod, &json!([mapping(8080, 80, "tcp")]));
+}

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::iter::Enumerate;
 use std::{fmt, slice};
 
+use serde::de::value::MapAccessDeserializer;
 use serde::de::{
     self, DeserializeOwned, DeserializeSeed, Deserializer, Expected, IntoDeserializer, MapAccess,
     SeqAccess, Unexpected, Visitor,
@@ -179,11 +180,18 @@ impl<'de> Deserializer<'de> for &'de Json {
     fn deserialize_enum<V: Visitor<'de>>(
         self,
         _: &'static str,
-        _: &'static [&'static str],
+        variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, JsonDecodeError> {
         match self {
             Json::String(text) => visitor.visit_enum(text.as_str().into_deserializer()),
+            // A variant with data.
+            Json::Object(members) if matches!(members.as_slice(), [(name, _)] if variants.contains(&name.as_str())) =>
+            {
+                let members = members.iter().map(|(name, value)| (name.as_str(), value));
+                let variant = JsonMemberAccess::new(members.collect());
+                visitor.visit_enum(MapAccessDeserializer::new(variant))
+            }
             other => other.deserialize_any(visitor),
         }
     }

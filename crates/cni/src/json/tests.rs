@@ -172,3 +172,24 @@ fn decoding_time_is_linear_in_the_number_of_keys() {
     // 256 times if it were quadratic.
     assert!(many < few * 64, "{few:?} {many:?}");
 }
+
+/// As records have them; configurations have none.
+#[test]
+fn variants_with_data_are_decoded() {
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    enum Condition {
+        All,
+        Name(String),
+        Range(u16, u16),
+        Port { first: u16, last: Option<u16> },
+    }
+    let all = vec![
+        Condition::All,
+        Condition::Name("eth0".to_owned()),
+        Condition::Range(1, 2),
+        Condition::Port { first: 1, last: None },
+    ];
+    assert_eq!(Json::encode(&all).decode::<Vec<Condition>>().unwrap(), all);
+    let unknown = Json::parse(br#"{"Else": 1}"#).unwrap().decode::<Condition>();
+    assert!(unknown.is_err());
+}
