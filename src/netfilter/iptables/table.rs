@@ -421,6 +421,12 @@ COMMIT
         for good in ["CNI-ADMIN", "a", "k8s.fw:1#_", "0123456789012345678901234567"] {
             assert_eq!(require_chain_name("key", good), Ok(()), "{good}");
         }
+        for taken in ["ACCEPT", "INPUT", "MARK", "POSTROUTING", "ULOG"] {
+            let error = require_chain_name("key", taken).unwrap_err();
+            let problem =
+                format!("invalid key {taken:?}: a built-in chain or a target of iptables");
+            assert_eq!((error.code().0, error.message()), (7, &*problem));
+        }
         let long = "01234567890123456789012345678";
         for bad in
             ["", long, "-X", "!X", "a b", "a\nb", "a\tb", "a\"b", "a\\b", "ä", "a\0", "a\u{85}"]
@@ -435,6 +441,8 @@ COMMIT
         assert!(require_words("key", &["!".to_owned(), "a \"b\"".to_owned()]).is_ok());
         let error = require_words("key", &["-s".to_owned(), "a\nCOMMIT".to_owned()]).unwrap_err();
         assert_eq!((error.code().0, error.message()), (7, r#"invalid word "a\nCOMMIT" in key"#));
+        let error = require_words("key", &["-6".to_owned()]).unwrap_err();
+        assert_eq!((error.code().0, error.message()), (7, "invalid word \"-6\" in key"));
         for bad in ["", "sixteen-bytes-xx", "a b", "a/b", "br\n0", "br\"0", "br+"] {
             assert_eq!(require_interface_name("key", bad).unwrap_err().code().0, 7, "{bad}");
         }

@@ -224,10 +224,8 @@ pub struct NftObject {
 impl From<NftTable<'_>> for NftObject {
     fn from(table: NftTable<'_>) -> NftObject {
         let mut settings = AttributeBuilder::new();
-        // Clears `dormant`. A table of others, which has no comment of ours, is left as it is.
-        if table.comment.is_some() {
-            settings.put_u32_be(NFTA_TABLE_FLAGS, 0);
-        }
+        // Clears `dormant`, but not of a table of others, which has no comment of ours.
+        table.comment.map(|_| settings.put_u32_be(NFTA_TABLE_FLAGS, 0));
         write_comment(&mut settings, NFTA_TABLE_USERDATA, table.comment);
         let request = table_request(NFT_MSG_NEWTABLE, table);
         NftObject { request, settings, text: format!("table {table}") }
