@@ -11,7 +11,7 @@ use super::{FAR, OUTSIDE, World, list};
 use crate::hostile::send_frame;
 use crate::support::conflist::{Attached, Conflist};
 use crate::support::net::merged;
-use crate::support::node::{Container, eventually};
+use crate::support::node::{Container, Node, eventually};
 use crate::support::traffic::Place;
 
 /// How long a program may wait that is told.
@@ -47,6 +47,22 @@ fn resolve(world: &World) {
     }
 }
 
+/// Whether the kernel has what answers of the filter need: Debian 12's has not.
+fn filter_answers(node: &Node) -> bool {
+    let probe = "nft 'add table netdev probe; add chain netdev probe c; add rule netdev probe c reject' && \
+                 nft delete table netdev probe && echo answers || true";
+    node.sh(probe).contains("answers")
+}
+
+/// How a connection that the filter refuses ends.
+fn end_of_refused(node: &Node) -> (ErrorKind, bool) {
+    if filter_answers(node) {
+        (ErrorKind::ConnectionRefused, true)
+    } else {
+        (ErrorKind::TimedOut, false)
+    }
+}
+
 fn assert_told(world: &World, ip: &str, why: &str) {
     assert_eq!(connect(&world.inside, ip), (ErrorKind::ConnectionRefused, true), "{why}: {ip}");
     let told =
@@ -70,7 +86,8 @@ fn a_refused_program_fails_at_once() {
         let own = list(&world.node, kind, &keys);
         let restore = || _ = own.call("ADD", &world.attached(), 1, Some(&world.result)).result();
         let near = ["10.7.0.2", "10.1.2.1", "2001:db8:1::1"];
-        for ip in [FAR[1], OUTSIDE[0], OUTSIDE[1]].iter().chain(&near) {
+        let by_filter = filter_answers(&world.node);
+        for ip in [FAR[1], OUTSIDE[0], OUTSIDE[1]].iter().chain(&near).filter(|_| by_filter) {
             assert_told(&world, ip, kind);
         }
         // By the rules alone, as where the filter cannot know what is another container's.
@@ -83,10 +100,12 @@ fn a_refused_program_fails_at_once() {
         world.node.sh("nft flush ruleset");
         assert_eq!(connect(&world.inside, FAR[1]), (ErrorKind::TimedOut, false), "{kind}: flushed");
         assert_eq!(world.node.cnibox(&["repair"]).run().status, Some(0));
-        assert_told(&world, FAR[1], &format!("{kind}, after a repair"));
+        let why = format!("{kind}, after a repair");
+        assert_eq!(connect(&world.inside, FAR[1]), end_of_refused(&world.node), "{why}");
         world.node.sh("ip link del cnibox-refused");
         restore();
-        assert_told(&world, FAR[1], &format!("{kind}, with new links"));
+        let why = format!("{kind}, with new links");
+        assert_eq!(connect(&world.inside, FAR[1]), end_of_refused(&world.node), "{why}");
         own.check(&world.attached(), &world.result).unwrap();
     }
 }
@@ -104,8 +123,9 @@ fn refusals_of_neighbours_and_behind_shaping_are_told() {
     shaped.add(&Attached::new("shaped", &inside.path())).unwrap();
     let reached = || super::datagram_arrives(&inside, &world.neighbour, "10.1.2.2", 9);
     assert!(reached(), "its address is known");
-    assert_eq!(connect(&inside, "10.1.2.2"), (ErrorKind::ConnectionRefused, true));
-    assert_eq!(connect(&inside, FAR[1]), (ErrorKind::ConnectionRefused, true));
+    let refused = end_of_refused(&world.node);
+    assert_eq!(connect(&inside, "10.1.2.2"), refused);
+    assert_eq!(connect(&inside, FAR[1]), refused);
 }
 
 #[test]
@@ -146,7 +166,7 @@ fn nobody_else_is_told() {
         let result =
             list(&world.node, kind, &keys).add(&Attached::new("c2", &other.path())).unwrap();
         let victim: Ipv4Addr = super::address(&result, 0).parse().unwrap();
-        assert_eq!(connect(&other, FAR[1]), (ErrorKind::ConnectionRefused, true), "{kind}");
+        assert_eq!(connect(&other, FAR[1]), end_of_refused(&world.node), "{kind}");
         let map = Map::of(&world);
         let received =
             |container: &Container| container.sh("grep -E '^(Tcp|Icmp):' /proc/net/snmp");
@@ -167,7 +187,7 @@ fn nobody_else_is_told() {
         eventually("both datagrams from its own address are answered", || {
             let frames = mine.frames();
             own += frames.iter().filter(|frame| frame[..6] == mac_of(&world.inside)).count();
-            own >= 2
+            own >= 2 || !filter_answers(&world.node)
         });
         assert_eq!(received(&other), before, "{kind}: the other container was told");
     }
