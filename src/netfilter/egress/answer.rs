@@ -25,13 +25,13 @@ use nix::net::if_::if_nametoindex;
 use super::part::EgressPart;
 use super::table::SINK_PORT;
 use crate::attachment::AttachmentId;
+use crate::netfilter::PacketFilter;
 use crate::netfilter::layout::TableLayout;
-use crate::netlink::nftables::NftRule;
+use crate::netlink::MacAddress;
 use crate::netlink::nftables::{
-    ElementKey, NftBatch, NftSet, NftSocket, NftTable, NftValue, PacketField, SetElement,
+    ElementKey, NftBatch, NftRule, NftSet, NftSocket, NftTable, NftValue, PacketField, SetElement,
     TableFamily, ValueType,
 };
-use crate::netlink::{MacAddress, NetlinkResult};
 
 const TABLE: NftTable<'_> = NftTable::new(TableFamily::Netdev, "cnibox_egress_answers")
     .with_comment("cnibox: tells containers what was refused");
@@ -67,39 +67,29 @@ pub(super) const LAYOUT: TableLayout = TableLayout {
 };
 
 /// The element of a container that gets answers; `None` if it gets none.
-pub(super) fn end_element(
-    nft: &NftSocket,
-    owner: AttachmentId<'_>,
-    port: &EgressPart,
-) -> Option<SetElement> {
-    if port.is_silent || port.is_audited {
-        return None;
-    }
-    let index = if_nametoindex(port.end.as_str()).ok()?;
-    match ensure_table(nft) {
-        Ok(()) => {
-            let end = ElementKey(vec![NftValue::IfIndex(index)]);
-            Some(end_key(port.mac).with_values(end).with_comment(owner.object_label()))
-        }
-        Err(error) => {
-            debug!("what is refused gets no answer: {error}");
-            None
-        }
-    }
+pub(super) fn end_element(owner: AttachmentId<'_>, port: &EgressPart) -> Option<SetElement> {
+    let index = if_nametoindex(port.end.as_str()).ok().filter(|_| port.is_told())?;
+    let end = ElementKey(vec![NftValue::IfIndex(index)]);
+    Some(end_key(port.mac).with_values(end).with_comment(owner.object_label()))
 }
 
 pub(super) fn end_key(mac: MacAddress) -> SetElement {
     ENDS.element_with_key(mac)
 }
 
-/// Creates the table unless it exists. A change of a layout would take a refusal of the kernel for a
-/// conflict with another process, and try again.
-fn ensure_table(nft: &NftSocket) -> NetlinkResult<()> {
-    nft.update_tables(&mut |nft| {
+/// Whether the container gets answers: creates the table unless it exists. A change of a layout
+/// would take a refusal of the kernel for a conflict with another process, and try again.
+pub(super) fn is_ready(filter: &PacketFilter, port: &EgressPart) -> bool {
+    port.is_told() && filter.nft_socket().is_ok_and(ensure_table)
+}
+
+fn ensure_table(nft: &NftSocket) -> bool {
+    let ensured = nft.update_tables(&mut |nft| {
         let mut batch = NftBatch::new();
         if !nft.has_object(LAYOUT.chains[0].0)? {
             batch.append_batch(LAYOUT.creation());
         }
         Ok(batch)
-    })
+    });
+    ensured.inspect_err(|error| debug!("what is refused gets no answer: {error}")).is_ok()
 }

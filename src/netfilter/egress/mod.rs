@@ -149,7 +149,7 @@ pub fn add_port(
     let failed = || format!("put the egress policy of port \"{}\" in force", port.end);
     let objects = port.objects(compiled);
     let elements = table::port_elements(owner, port, &policy_chains(&objects));
-    let (recorders, recorded) = recorders_of_port(filter.nft_socket()?, owner, port);
+    let (recorders, recorded) = recorders_of_port(owner, port, answer::is_ready(filter, port));
     let layouts = [table::layouts_of_port(port.is_bridged), &recorders].concat();
     let all: Vec<SetElement> = elements.iter().chain(&recorded).cloned().collect();
     // The container may have had other addresses.
@@ -245,13 +245,13 @@ pub fn restore_port(
 /// The tables that count, record and answer what the second guard refuses, and the elements of a
 /// container in them. They enforce nothing, and need the links of the guard.
 fn recorders_of_port(
-    nft: &NftSocket,
     owner: AttachmentId<'_>,
     port: &EgressPart,
+    can_answer: bool,
 ) -> (Vec<TableLayout>, Vec<SetElement>) {
     let (mut layouts, mut elements) =
         (vec![table::GUARD_LAYOUT], vec![table::guard_element(owner, port.mac)]);
-    if let Some(end) = answer::end_element(nft, owner, port) {
+    if let Some(end) = answer::end_element(owner, port).filter(|_| can_answer) {
         layouts.push(answer::LAYOUT);
         elements.push(end);
     }
@@ -273,9 +273,11 @@ fn claim_recorders(
 fn restore_recorders(filter: &PacketFilter) -> Result<()> {
     let parts = RECORDS.restorable_parts::<EgressPart>();
     let nft = filter.nft_socket()?;
+    let told = parts.iter().find(|part| part.content.is_told());
+    let can_answer = told.is_some_and(|part| answer::is_ready(filter, &part.content));
     let wanted: Vec<_> = parts
         .iter()
-        .map(|part| recorders_of_port(nft, part.attachment_id(), &part.content))
+        .map(|part| recorders_of_port(part.attachment_id(), &part.content, can_answer))
         .collect();
     let mut is_whole = true;
     for layout in wanted.iter().max_by_key(|(layouts, _)| layouts.len()).map_or(&[][..], |w| &w.0) {

@@ -380,8 +380,7 @@ impl EgressPart {
 
     pub(super) fn objects(&self, compiled: &CompiledPolicy) -> Vec<PolicyObjects> {
         let end_of_frames = if self.is_audited { NOTED } else { REFUSED };
-        let is_told = !self.is_audited && !self.is_silent;
-        let end = if is_told { REJECTED } else { end_of_frames };
+        let end = if self.is_told() { REJECTED } else { end_of_frames };
         // In a VRF, or on a bridge, rules cannot ask the kernel whether an address is local to the
         // host, so the policy lists the host's addresses. Only those of the container's own
         // networks: others come and go, and equal policies would get different chains.

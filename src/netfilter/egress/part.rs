@@ -84,6 +84,11 @@ impl EgressPart {
         self.replaced = earlier;
     }
 
+    /// Whether what the policies refuse gets an answer.
+    pub(super) fn is_told(&self) -> bool {
+        !self.is_audited && !self.is_silent
+    }
+
     /// The policies that ADD has put in force.
     pub fn policies_of_add(&self) -> &Vec<EgressPolicy> {
         if self.added.is_empty() { &self.policies } else { &self.added }

@@ -11,7 +11,6 @@
 
 use std::collections::BTreeSet;
 
-use crate::attachment::decode_part;
 use ipnet::IpNet;
 use serde_json::Value;
 
@@ -20,6 +19,7 @@ use super::super::iptables::{ChainScope, IptablesRule, IptablesTable};
 use super::super::names::{AttachmentId, rule_comment_prefix};
 use super::super::rules::RecordedRules;
 use super::{MasqueradePart, RECORDS};
+use crate::attachment::decode_part;
 use cni::error::Result;
 use cni::ip::host_net;
 
