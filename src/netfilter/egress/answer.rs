@@ -2,79 +2,68 @@
 //! prohibited", so that a program fails at once instead of waiting.
 //!
 //! ```text
-//! table netdev cnibox_egress_answers {
-//!     map ends { ether_addr : iface_index }   the containers that get answers: the host's ends
-//!     chain answer { type filter hook ingress device "cnibox-dropped" priority 10
-//!         meta l4proto tcp reject with tcp reset
-//!         reject with icmpx admin-prohibited
-//!     }
-//!     chain deliver { type filter hook ingress device "cnibox-refused" priority 0
-//!         fwd to ether daddr map @ends
-//!         drop
+//! table inet cnibox_egress_answers {
+//!     set told4 { ether_addr . ipv4_addr }    the containers that get answers
+//!     set told6 { ether_addr . ipv6_addr }
+//!     chain answer {
+//!         type filter hook ingress device "cnibox-dropped" priority 10
+//!         ether saddr . ip saddr @told4 meta l4proto tcp reject with tcp reset
+//!         ether saddr . ip saddr @told4 reject with icmpx admin-prohibited
+//!         ..
 //!     }
 //! }
 //! ```
 //!
-//! The kernel sends an answer by the link that got the refused frame, to the frame's source, so it
-//! arrives at the other end of the sink. The first program of each guard has compared the source
-//! with the container's address. This table enforces nothing: where the kernel lacks what it needs
-//! (`nft_reject_netdev`, Linux 5.11; `nft_fwd_netdev`), packets are refused without an answer.
+//! The host routes an answer to the source of the refused packet. The first program of each guard
+//! has compared its MAC address, the sets have the container's addresses: nobody else is told. This
+//! table enforces nothing: where the kernel lacks what it needs (`nft_reject_inet` at the hook
+//! ingress, Linux 5.10), packets are refused without an answer.
 
-use nix::net::if_::if_nametoindex;
+use std::net::IpAddr;
 
 use super::part::EgressPart;
 use super::table::SINK_PORT;
 use crate::attachment::AttachmentId;
 use crate::netfilter::PacketFilter;
 use crate::netfilter::layout::TableLayout;
-use crate::netlink::MacAddress;
 use crate::netlink::nftables::{
-    ElementKey, NftBatch, NftRule, NftSet, NftSocket, NftTable, NftValue, PacketField, SetElement,
-    TableFamily, ValueType,
+    NftBatch, NftRule, NftSet, NftSocket, NftTable, PacketField, SetElement, ValueType,
 };
 
-const TABLE: NftTable<'_> = NftTable::new(TableFamily::Netdev, "cnibox_egress_answers")
+const TABLE: NftTable<'_> = NftTable::new_inet("cnibox_egress_answers")
     .with_comment("cnibox: tells containers what was refused");
 
-/// The other end of [`SINK_PORT`].
-pub(crate) const SINK_ENTRY: &str = "cnibox-refused";
-
-pub(super) const ENDS: NftSet<'_> =
-    TABLE.value_map("ends", &[ValueType::EtherAddr], &[ValueType::IfIndex]);
+const TOLD: [NftSet<'_>; 2] = [
+    TABLE.named_set("told4", &[ValueType::EtherAddr, ValueType::Ipv4Addr]),
+    TABLE.named_set("told6", &[ValueType::EtherAddr, ValueType::Ipv6Addr]),
+];
 
 pub(super) const LAYOUT: TableLayout = TableLayout {
-    sets: &[ENDS],
-    chains: &[
-        (
-            // After the chain that counts and records.
-            TABLE.named_chain("answer").at_ingress_of(SINK_PORT, 10),
-            &[
-                ("TCP", || NftRule::new().reset_tcp()),
-                ("other protocols", || NftRule::new().reject()),
-            ],
-        ),
-        (
-            TABLE.named_chain("deliver").at_ingress_of(SINK_ENTRY, 0),
-            &[
-                ("to the container", || {
-                    NftRule::new().forward_by_map(&[PacketField::EtherDaddr], ENDS)
-                }),
-                ("drop", || NftRule::new().drop()),
-            ],
-        ),
-    ],
+    sets: &TOLD,
+    chains: &[(
+        // After the chain that counts and records.
+        TABLE.named_chain("answer").at_ingress_of(SINK_PORT, 10),
+        &[
+            ("TCP", || told(PacketField::IpSaddr).reset_tcp()),
+            ("other protocols", || told(PacketField::IpSaddr).reject()),
+            ("TCP over IPv6", || told(PacketField::Ip6Saddr).reset_tcp()),
+            ("other protocols over IPv6", || told(PacketField::Ip6Saddr).reject()),
+        ],
+    )],
     ..TableLayout::new(TABLE)
 };
 
-/// The element of a container that gets answers; `None` if it gets none.
-pub(super) fn end_element(owner: AttachmentId<'_>, port: &EgressPart) -> Option<SetElement> {
-    let index = if_nametoindex(port.end.as_str()).ok().filter(|_| port.is_told())?;
-    let end = ElementKey(vec![NftValue::IfIndex(index)]);
-    Some(end_key(port.mac).with_values(end).with_comment(owner.object_label()))
+/// Packets of containers that get answers; `source` is of one family.
+fn told(source: PacketField) -> NftRule {
+    let set = TOLD[usize::from(source == PacketField::Ip6Saddr)];
+    NftRule::new().in_set(&[PacketField::EtherSaddr, source], set)
 }
 
-pub(super) fn end_key(mac: MacAddress) -> SetElement {
-    ENDS.element_with_key(mac)
+/// The elements of a container for its addresses that get answers.
+pub(super) fn told_elements(owner: AttachmentId<'_>, port: &EgressPart) -> Vec<SetElement> {
+    let element = |ip: &IpAddr| TOLD[usize::from(ip.is_ipv6())].element_with_key((port.mac, *ip));
+    let told = port.answered.iter().filter(|_| port.is_told());
+    told.map(|ip| element(ip).with_comment(owner.object_label())).collect()
 }
 
 /// Whether the container gets answers: creates the table unless it exists. A change of a layout

@@ -124,9 +124,9 @@ pub struct GuardPolicy<'a> {
     pub bridge: Option<MacAddress>,
 }
 
-/// The program for a policy: it returns 0 for what may pass and 1 for the rest, at the ingress of
-/// the host's end of a veth pair. Fails with code 7 if the program would be longer than the kernel
-/// accepts.
+/// The program for a policy, which judges frames with the container's MAC address: it returns 0 for
+/// what may pass and 1 for the rest, at the ingress of the host's end of a veth pair. Fails with
+/// code 7 if the program would be longer than the kernel accepts.
 fn compile_program(policy: &GuardPolicy<'_>) -> Result<Vec<ClassicInstruction>> {
     let mut code = Assembler::new();
     let (drop, pass) = (code.put_return(DROP), code.put_return(PASS));
@@ -142,8 +142,8 @@ fn compile_program(policy: &GuardPolicy<'_>) -> Result<Vec<ClassicInstruction>> 
     Ok(program)
 }
 
-/// The filter for a policy. Frames with another MAC address than the container's do not reach the
-/// sink: what is refused is recorded and answered by that address.
+/// The filter for a policy. Its first program drops frames with another MAC address than the
+/// container's: what reaches the sink is recorded and answered by that address.
 pub fn compile_filter(policy: &GuardPolicy<'_>) -> Result<ProgramFilter> {
     let mut code = Assembler::new();
     let (drop, pass) = (code.put_return(TC_ACT_SHOT), code.put_return(TC_ACT_UNSPEC));
@@ -187,9 +187,7 @@ impl GuardCompiler<'_> {
             });
             self.put_if_mac(DESTINATION_MAC, bridge, to_bridge, to_neighbour)
         });
-        let untagged = self.put_if(LOAD_WORD, VLAN_TAG_PRESENT, 0, frames, self.drop);
-        let mac = self.put_if_mac(SOURCE_MAC, policy.mac, untagged, self.drop);
-        self.put_if_long(ETHERNET, mac);
+        self.put_if(LOAD_WORD, VLAN_TAG_PRESENT, 0, frames, self.drop);
     }
 
     /// Judges frames of all ethertypes.

@@ -39,9 +39,9 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use self::objects::{PolicyObjects, delete_unused, list_policies, policy_chains};
 pub use self::part::EgressPart;
 use self::policy::CompiledPolicy;
-use self::table::{FRAMES, PACKETS};
 #[cfg(test)]
-pub(crate) use self::{answer::SINK_ENTRY, table::SINK_PORT};
+pub(crate) use self::table::SINK_PORT;
+use self::table::{FRAMES, PACKETS};
 use super::backend::{FilterFeature, PacketFilter};
 use super::layout::{LayoutTransaction, RestorableState, RuleComparison, TableLayout};
 use super::names::{AttachmentId, is_left_in_place, stale_matcher};
@@ -117,11 +117,11 @@ pub fn lock_policy(owner: AttachmentId<'_>) -> Result<Option<FileLock>> {
 fn recorded_elements(owner: AttachmentId<'_>, port: &EgressPart) -> Vec<SetElement> {
     let mut all = Vec::new();
     for port in iter::once(port).chain(&port.replaced) {
-        let others = [table::guard_element(owner, port.mac), answer::end_key(port.mac)];
-        let elements =
-            table::port_elements(owner, port, &policy_chains(&[])).into_iter().chain(others);
-        let new: Vec<SetElement> = elements.filter(|element| !has_key_of(&all, element)).collect();
-        all.extend(new);
+        let mut elements = table::port_elements(owner, port, &policy_chains(&[]));
+        elements.push(table::guard_element(owner, port.mac));
+        elements.extend(answer::told_elements(owner, port));
+        elements.retain(|element| !has_key_of(&all, element));
+        all.extend(elements);
     }
     all
 }
@@ -251,9 +251,9 @@ fn recorders_of_port(
 ) -> (Vec<TableLayout>, Vec<SetElement>) {
     let (mut layouts, mut elements) =
         (vec![table::GUARD_LAYOUT], vec![table::guard_element(owner, port.mac)]);
-    if let Some(end) = answer::end_element(owner, port).filter(|_| can_answer) {
+    if can_answer {
         layouts.push(answer::LAYOUT);
-        elements.push(end);
+        elements.extend(answer::told_elements(owner, port));
     }
     (layouts, elements)
 }

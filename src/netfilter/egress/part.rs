@@ -36,6 +36,9 @@ pub struct EgressPart {
     pub on_link: Vec<IpNet>,
     /// The container's addresses, also those of the link.
     pub ips: Vec<IpAddr>,
+    /// Those of its addresses to which routes of the host lead by these interfaces: answers to them
+    /// do not leave the host.
+    pub answered: Vec<IpAddr>,
     /// The routers of the container.
     pub routers: Vec<IpAddr>,
     /// The addresses of the host at the time of ADD.

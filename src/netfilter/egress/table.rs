@@ -543,6 +543,7 @@ pub(super) const GUARD_LAYOUT: TableLayout = TableLayout {
                 }),
                 ("count", || NftRule::new().in_set(&[PacketField::EtherSaddr], GUARD_REFUSED)),
                 RECORD_FLOW,
+                ("for the answer", || NftRule::new().take_for_this_host()),
             ],
         ),
         // After the answer.

@@ -127,15 +127,17 @@ pub enum NetfilterHook {
     Postrouting = libc::NF_INET_POST_ROUTING as isize,
 }
 
-/// `NF_NETDEV_INGRESS`, the hook of a link for the frames that it receives.
-const NETDEV_INGRESS: u32 = 0;
+/// The hook of a link for the frames that it receives: of the family netdev, and of inet (Linux
+/// 5.10).
+const NF_NETDEV_INGRESS: u32 = 0;
+const NF_INET_INGRESS: u32 = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BaseChain<'a> {
     kind: &'static str,
     hook: u32,
     priority: i32,
-    /// The link of a chain of the family netdev.
+    /// The link of a chain at the hook ingress.
     device: Option<&'a str>,
 }
 
@@ -158,10 +160,14 @@ impl<'a> NftChain<'a> {
         }
     }
 
-    /// `type filter hook ingress device ".." priority ..`, in a table of the family netdev.
+    /// `type filter hook ingress device ".." priority ..`, in a table of the family netdev, which
+    /// sees all frames, or inet, which sees packets.
     pub const fn at_ingress_of(self, device: &'a str, priority: i32) -> NftChain<'a> {
-        let base =
-            BaseChain { kind: "filter", hook: NETDEV_INGRESS, priority, device: Some(device) };
+        let hook = match self.table.family {
+            TableFamily::Inet => NF_INET_INGRESS,
+            _ => NF_NETDEV_INGRESS,
+        };
+        let base = BaseChain { kind: "filter", hook, priority, device: Some(device) };
         NftChain { base: Some(base), ..self }
     }
 

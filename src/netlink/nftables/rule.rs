@@ -286,12 +286,13 @@ impl NftRule {
         }))
     }
 
-    /// `fwd to a map @map`: the frame leaves by the link whose index the map has.
-    pub fn forward_by_map(self, fields: &[PacketField], map: NftSet<'_>) -> NftRule {
-        let rule = self
-            .look_up_set(fields, map, |data| data.put_u32_be(NFTA_LOOKUP_DREG, register_number(0)));
-        rule.push_expression(build_expression("fwd", |data| {
-            data.put_u32_be(NFTA_FWD_SREG_DEV, register_number(0))
+    /// `meta pkttype otherhost meta pkttype set host`: a frame to another MAC address counts as one
+    /// to this host, which alone gets an ICMP error.
+    pub fn take_for_this_host(self) -> NftRule {
+        let rule = self.byte_is(PacketField::Pkttype, PACKET_OTHERHOST);
+        rule.load_immediate(&[PACKET_HOST], 0).push_expression(build_expression("meta", |data| {
+            data.put_u32_be(NFTA_META_KEY, NFT_META_PKTTYPE)
+                .put_u32_be(NFTA_META_SREG, register_number(0))
         }))
     }
 

@@ -66,7 +66,7 @@ constants! { u16:
     NFTA_LOAD_DREG = 1,
     NFTA_CT_KEY = 2, NFTA_CT_SREG = 4,
     NFTA_REJECT_TYPE = 1, NFTA_REJECT_ICMP_CODE = 2,
-    NFTA_FWD_SREG_DEV = 1,
+    NFTA_META_KEY = 2, NFTA_META_SREG = 3,
     NFTA_CONNLIMIT_COUNT = 1, NFTA_CONNLIMIT_FLAGS = 2,
 }
 
@@ -83,5 +83,7 @@ constants! { u32: NFT_TABLE_F_DORMANT = 1 }
 constants! { u32: NFT_LIMIT_F_INV = 1, NFT_CONNLIMIT_F_INV = 1 }
 constants! { u32: NFT_REJECT_TCP_RST = 1, NFT_REJECT_ICMPX_UNREACH = 2 }
 constants! { u8: NFT_REJECT_ICMPX_ADMIN_PROHIBITED = 3 }
+// `linux/if_packet.h`
+constants! { u8: PACKET_HOST = 0, PACKET_OTHERHOST = 3 }
 constants! { u8: IPPROTO_TCP = 6, IPPROTO_ICMPV6 = 58 }
 constants! { u16: ETH_P_ARP = 0x0806 }

@@ -29,8 +29,6 @@ pub enum ValueType {
     Mark,
     /// `ifname`
     IfName,
-    /// `iface_index`
-    IfIndex,
 }
 
 /// Number of bits for each part in nft's number of a concatenation.
@@ -52,7 +50,6 @@ impl ValueType {
             ValueType::InetService => (13, 2, BYTEORDER_BIG),
             ValueType::Mark => (19, 4, BYTEORDER_HOST),
             ValueType::IfName => (41, IFNAMSIZ, BYTEORDER_HOST),
-            ValueType::IfIndex => (20, 4, BYTEORDER_HOST),
         }
     }
 
@@ -70,7 +67,6 @@ impl ValueType {
             ValueType::InetService => 0.into(),
             ValueType::Mark => NftValue::Mark(0),
             ValueType::IfName => "/cnibox".into(),
-            ValueType::IfIndex => NftValue::IfIndex(0),
         }
     }
 
@@ -87,7 +83,6 @@ impl ValueType {
                 let name = bytes.split(|b| *b == 0).next()?;
                 NftValue::IfName(String::from_utf8_lossy(name).into_owned())
             }
-            ValueType::IfIndex => NftValue::IfIndex(u32::from_ne_bytes(bytes.try_into().ok()?)),
         })
     }
 }
@@ -179,8 +174,6 @@ pub enum NftValue {
     Mark(u32),
     /// The name of an interface.
     IfName(String),
-    /// The index of an interface.
-    IfIndex(u32),
 }
 
 impl NftValue {
@@ -192,7 +185,7 @@ impl NftValue {
             NftValue::Mac(mac) => mac.0.to_vec(),
             NftValue::Proto(proto) => vec![proto.protocol_number()],
             NftValue::Port(port) => port.to_be_bytes().to_vec(),
-            NftValue::Mark(number) | NftValue::IfIndex(number) => number.to_ne_bytes().to_vec(),
+            NftValue::Mark(number) => number.to_ne_bytes().to_vec(),
             NftValue::IfName(name) => {
                 let mut bytes = name.clone().into_bytes();
                 bytes.resize(bytes.len().max(IFNAMSIZ), 0);
@@ -211,7 +204,6 @@ impl fmt::Display for NftValue {
             NftValue::Port(port) => port.fmt(f),
             NftValue::Mark(mark) => write!(f, "{mark:#010x}"),
             NftValue::IfName(name) => write!(f, "{name:?}"),
-            NftValue::IfIndex(index) => index.fmt(f),
         }
     }
 }

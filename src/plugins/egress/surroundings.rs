@@ -43,6 +43,21 @@ pub(super) fn link_local_addresses(
     Ok(all)
 }
 
+/// The addresses to which the host's routes lead by one of the interfaces: to a container behind a
+/// bridge without a gateway they may lead away.
+pub(super) fn find_answered(
+    host: &Netlink,
+    ips: &[IpAddr],
+    interfaces: &[(u32, String)],
+) -> Result<Vec<IpAddr>> {
+    let mut answered = Vec::new();
+    for ip in ips {
+        let by = host.find_route_to(*ip, None)?.and_then(|route| route.oif);
+        answered.extend(interfaces.iter().any(|(index, _)| Some(*index) == by).then_some(*ip));
+    }
+    Ok(answered)
+}
+
 /// The container's routers.
 pub(super) fn routers_of(prev: &CniResult) -> Vec<IpAddr> {
     let gateways = prev.ips.iter().filter_map(|ip| ip.gateway);

@@ -103,7 +103,7 @@ fn changed_rules_are_found_and_restored() {
     let policy = |family: &str| {
         let table = chains
             .split("table ")
-            .find(|text| text.starts_with(&format!("{family} cnibox_egress")))
+            .find(|text| text.starts_with(&format!("{family} cnibox_egress {{")))
             .unwrap();
         let at = table.lines().find_map(|line| line.trim().strip_prefix("chain policy_")).unwrap();
         format!("{family} cnibox_egress policy_{}", at.trim_end_matches(" {"))
