@@ -4,16 +4,21 @@
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::Barrier;
 
 use fs2::FileExt;
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::support::compare;
 use crate::support::net::{merged, settles};
 use crate::support::node::{Call, Container, Node};
 use crate::support::parallel::{WORKERS, at_once, at_once_in};
+use crate::support::traffic::Place;
 
 fn bridge_conf(node: &Node) -> Value {
     let ipam = node.host_local(&["10.1.0.0/16", "fd00:1::/64"]);
@@ -331,4 +336,85 @@ fn leases_are_added_and_removed_alternately() {
     }
     host_local(&theirs, &node, ("DEL", "stays")).ok();
     assert_eq!(node.leases("n"), [""; 0]);
+}
+
+/// A program that commits changes of a set of its own all the time, as one that blocks addresses.
+struct Committer(Child);
+
+impl Committer {
+    fn start(node: &Node) -> Committer {
+        node.sh("nft 'add table ip blocked; add set ip blocked s { type ipv4_addr; }'");
+        let line = "while :; do echo add element ip blocked s { 192.0.2.1 }; \
+                    echo delete element ip blocked s { 192.0.2.1 }; done | nft -i";
+        let mut command = Command::new("sh");
+        command.args(["-c", line]).process_group(0).stdin(Stdio::null()).stdout(Stdio::null());
+        Committer(node.within(|| command.spawn().unwrap()))
+    }
+}
+
+impl Drop for Committer {
+    fn drop(&mut self) {
+        let group = Pid::from_raw(self.0.id().try_into().unwrap());
+        drop((killpg(group, Signal::SIGKILL), self.0.wait()));
+    }
+}
+
+/// Rules of others, whose list takes longer than the pauses between commits of others.
+#[test]
+fn a_program_that_keeps_committing_stops_no_call() {
+    let (node, container) = (Node::new(), Container::new());
+    let rules = |chain: &str| -> String {
+        let rule = |i| format!("-A {chain} -s 10.9.{}.{}/32 -p tcp -j RETURN\n", i / 250, i % 250);
+        (0..2000).map(rule).collect()
+    };
+    let script =
+        format!("*nat\n{}COMMIT\n*filter\n{}COMMIT\n", rules("POSTROUTING"), rules("FORWARD"));
+    let file = node.path("rules");
+    fs::write(&file, script).unwrap();
+    node.sh(&format!("iptables-restore {}", file.display()));
+    let bridge = merged(&bridge_conf(&node), &json!({"ipMasq": true, "ipMasqBackend": "iptables"}));
+    let chained = |keys: &Value| merged(&json!({"name": "n", "cniVersion": "1.0.0"}), keys);
+    let mapping = json!({"hostPort": 8080, "containerPort": 80, "protocol": "tcp"});
+    let portmap =
+        chained(&json!({"backend": "iptables", "runtimeConfig": {"portMappings": [mapping]}}));
+    let plugins = [
+        ("bridge", bridge),
+        ("portmap", portmap),
+        ("firewall", chained(&json!({"backend": "iptables"}))),
+    ];
+    let mut before = None;
+    for is_alone in [true, false, false] {
+        let committer = (!is_alone).then(|| Committer::start(&node));
+        let mut prev = Value::Null;
+        let call = |plugin: &str, verb: &str, conf: &Value, prev: &Value| {
+            let conf = if prev.is_null() {
+                conf.clone()
+            } else {
+                merged(conf, &json!({"prevResult": prev}))
+            };
+            let outcome =
+                node.call(plugin, verb).conf(&conf).id("c").netns(&container.path()).run();
+            assert_eq!(
+                (outcome.status, &*outcome.stderr),
+                (Some(0), ""),
+                "{plugin} {verb}: {}",
+                outcome.stdout
+            );
+            outcome.stdout
+        };
+        for (plugin, conf) in &plugins {
+            prev = serde_json::from_str(&call(plugin, "ADD", conf, &prev)).unwrap();
+        }
+        for verb in ["CHECK", "DEL", "DEL"] {
+            for (plugin, conf) in plugins.iter().rev() {
+                call(plugin, verb, conf, &prev);
+            }
+        }
+        if committer.is_some() {
+            drop(committer);
+            node.sh("nft delete table ip blocked");
+        }
+        // The bridge and the chains stay.
+        settles(before.get_or_insert_with(|| node.snapshot()), || node.snapshot());
+    }
 }

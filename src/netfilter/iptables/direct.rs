@@ -10,11 +10,11 @@ use nix::errno::Errno;
 use super::encoding::{decode_rule, encode_rule};
 use super::table::{IptablesRule, IptablesTable, TableChange};
 use super::{ChainScope, nft_table_for};
-use crate::netlink::IpFamily;
 use crate::netlink::nftables::{
     self, DSTNAT, FILTER, ForeignRule, NetfilterHook, NftBatch, NftChain, NftSocket, RAW,
     RulePosition, SRCNAT,
 };
+use crate::netlink::{IpFamily, NetlinkResult};
 use cni::error::{Error, ErrorCode, Result};
 
 /// The prefix of the names of CNI plugins' chains.
@@ -26,11 +26,25 @@ const FEW: usize = 16;
 
 /// How often a change is planned again after other programs have changed the packet filter.
 const ATTEMPTS: usize = 200;
+/// How many of these attempts are refused for changes that do not concern them.
+const RACES: usize = 3;
 
 /// A table and the kernel's numbers of its rules.
 struct TableSnapshot {
     table: IptablesTable,
     handles: Vec<(IptablesRule, u64)>,
+    mode: ReadMode,
+    /// Whether the rules have changed while they were read.
+    is_outdated: bool,
+}
+
+/// What a table is read for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ReadMode {
+    /// A commit at the present generation, which a commit of any process makes impossible.
+    AtGeneration,
+    /// Knowing the table, whatever becomes of other tables meanwhile.
+    Alone,
 }
 
 /// Reads the chains of the scope. With [`ChainScope::All`] these are the chains of CNI plugins, and
@@ -41,11 +55,16 @@ pub(super) fn read_table(
     name: &str,
     scope: ChainScope<'_>,
 ) -> Result<IptablesTable> {
-    Ok(TableSnapshot::read_scope(nft, family, name, scope)?.table)
+    let found = TableSnapshot::read_scope(nft, family, name, scope, ReadMode::Alone)?;
+    found.map(|found| found.table).ok_or_else(|| others_kept_changing("read", name))
 }
 
 /// Commits the changes of `plan`. Returns false if a rule cannot be expressed, or the kernel lacks
 /// an extension of it.
+///
+/// The first commits are refused if anything in the namespace has changed since the table was read.
+/// After [`RACES`] of them changes of others count no longer: rules are appended to what is there
+/// by then, and a rule is deleted or followed if it is still the one that was read.
 pub(super) fn update_table(
     nft: &NftSocket,
     family: IpFamily,
@@ -54,9 +73,13 @@ pub(super) fn update_table(
     plan: &dyn Fn(&mut IptablesTable),
 ) -> Result<bool> {
     let mut keeps_chains = false;
-    for _ in 0..ATTEMPTS {
+    for attempt in 0..ATTEMPTS {
         let generation = nft.read_generation()?;
-        let mut found = TableSnapshot::read_scope(nft, family, name, scope)?;
+        let is_raced = attempt >= RACES;
+        let mode = if is_raced { ReadMode::Alone } else { ReadMode::AtGeneration };
+        let Some(mut found) = TableSnapshot::read_scope(nft, family, name, scope, mode)? else {
+            continue;
+        };
         plan(&mut found.table);
         if found.table.is_insufficient {
             scope = ChainScope::All;
@@ -65,22 +88,60 @@ pub(super) fn update_table(
         if keeps_chains {
             found.table.changes.retain(|change| !matches!(change, TableChange::DeleteChain(_)));
         }
-        let Some(batch) = found.into_batch(family) else { return Ok(false) };
-        match nft.commit_at_generation(batch, generation) {
+        let Some((batch, used)) = found.into_batch(family) else { return Ok(false) };
+        let committed = if is_raced {
+            commit_if_present(nft, family, nft_table_for(family, name), &batch, &used)
+        } else {
+            nft.commit_at_generation(batch, generation).map(|()| true)
+        };
+        match committed {
+            Ok(false) => {}
             Err(error) if error.errno() == Some(Errno::ERESTART) => {}
             // A rule of another program jumps to a chain, which stays, without rules.
             Err(error) if error.errno() == Some(Errno::EBUSY) && !keeps_chains => {
                 warn!("could not delete a chain of iptables table {name}: {error}");
                 keeps_chains = true;
             }
+            // Or another program has deleted the chain.
+            Err(error) if error.errno() == Some(Errno::ENOENT) && is_raced => {}
             Err(error) if matches!(error.errno(), Some(Errno::ENOENT | Errno::EOPNOTSUPP)) => {
                 return Ok(false);
             }
-            outcome => return Ok(outcome.map(|()| true)?),
+            outcome => return Ok(outcome?),
         }
     }
-    let msg = format!("change iptables table {name}: others kept changing the packet filter");
-    Err(Error::new(ErrorCode::TRY_AGAIN, msg))
+    Err(others_kept_changing("change", name))
+}
+
+fn others_kept_changing(what: &str, name: &str) -> Error {
+    let msg = format!("{what} iptables table {name}: others kept changing the packet filter");
+    Error::new(ErrorCode::TRY_AGAIN, msg)
+}
+
+/// Commits the changes if the rules whose numbers they use are still there; otherwise returns
+/// false. These rules are read alone, so that the time for which nothing may change is short.
+fn commit_if_present(
+    nft: &NftSocket,
+    family: IpFamily,
+    table: nftables::NftTable<'_>,
+    batch: &NftBatch,
+    used: &[(IptablesRule, u64)],
+) -> NetlinkResult<bool> {
+    for _ in 0..ATTEMPTS {
+        // 0 stands for any generation.
+        let generation = if used.is_empty() { 0 } else { nft.read_generation()? };
+        for (rule, handle) in used {
+            let found = nft.find_foreign_rule(table.named_chain(&rule.chain), *handle)?;
+            if found.is_none_or(|found| decode_rule(&found.expressions, family) != rule.words) {
+                return Ok(false);
+            }
+        }
+        match nft.commit_at_generation(batch.clone(), generation) {
+            Err(error) if error.errno() == Some(Errno::ERESTART) => {}
+            outcome => return outcome.map(|()| true),
+        }
+    }
+    Ok(false)
 }
 
 impl TableSnapshot {
@@ -89,12 +150,13 @@ impl TableSnapshot {
         family: IpFamily,
         name: &str,
         scope: ChainScope<'_>,
-    ) -> Result<TableSnapshot> {
+        mode: ReadMode,
+    ) -> Result<Option<TableSnapshot>> {
         let table = IptablesTable {
             is_partial: !matches!(scope, ChainScope::All),
             ..IptablesTable::new_empty(name)
         };
-        let mut found = TableSnapshot { table, handles: Vec::new() };
+        let mut found = TableSnapshot { table, handles: Vec::new(), mode, is_outdated: false };
         match scope {
             ChainScope::All => {
                 let all = nft.dump_chains(nft_table_for(family, name))?;
@@ -102,15 +164,15 @@ impl TableSnapshot {
                     all.iter().filter(|chain| chain.base.is_some() || chain.name.starts_with(CNI));
                 let needed: HashSet<&str> = needed.map(|chain| chain.name.as_str()).collect();
                 if needed.len() >= FEW && needed.len() * 2 >= all.len() {
-                    let rules = nft.dump_foreign_rules(nft_table_for(family, name), None)?;
-                    found.add_rules(
-                        family,
-                        rules.into_iter().filter(|rule| needed.contains(rule.chain.as_str())),
-                    );
+                    found.read_rules(nft, family, None, &|rule| {
+                        needed.contains(rule.chain.as_str())
+                    })?;
                 } else {
                     let mut needed =
                         all.iter().filter(|chain| needed.contains(chain.name.as_str()));
-                    needed.try_for_each(|chain| found.read_rules(nft, family, &chain.name))?;
+                    needed.try_for_each(|chain| {
+                        found.read_rules(nft, family, Some(&chain.name), &|_| true)
+                    })?;
                 }
                 found.table.chains.extend(all.iter().map(|chain| chain.name.clone()));
             }
@@ -133,12 +195,12 @@ impl TableSnapshot {
                 }
             }
         }
-        Ok(found)
+        Ok(Some(found).filter(|found| !found.is_outdated))
     }
 
     fn read_chain(&mut self, nft: &NftSocket, family: IpFamily, chain: &str) -> Result<()> {
         let before = self.handles.len();
-        self.read_rules(nft, family, chain)?;
+        self.read_rules(nft, family, Some(chain), &|_| true)?;
         let has_rules = self.handles.len() > before;
         if has_rules
             || nft.has_object(nft_table_for(family, &self.table.name).named_chain(chain))?
@@ -148,23 +210,39 @@ impl TableSnapshot {
         Ok(())
     }
 
-    fn read_rules(&mut self, nft: &NftSocket, family: IpFamily, chain: &str) -> Result<()> {
-        let found = nft.dump_foreign_rules(nft_table_for(family, &self.table.name), Some(chain))?;
-        self.add_rules(family, found.into_iter());
-        Ok(())
-    }
-
-    fn add_rules(&mut self, family: IpFamily, found: impl Iterator<Item = ForeignRule>) {
-        for foreign in found {
+    /// Reads those rules of a chain, or of all, that are needed. The kernel reports a change of any
+    /// table: two equal lists show that it was not one of this table.
+    fn read_rules(
+        &mut self,
+        nft: &NftSocket,
+        family: IpFamily,
+        chain: Option<&str>,
+        is_needed: &dyn Fn(&ForeignRule) -> bool,
+    ) -> Result<()> {
+        let dump = || nft.dump_foreign_rules(nft_table_for(family, &self.table.name), chain);
+        let (mut found, mut is_changed) = dump()?;
+        if self.mode == ReadMode::Alone {
+            for _ in 0..ATTEMPTS {
+                if !is_changed {
+                    break;
+                }
+                let (again, interrupted) = dump()?;
+                is_changed = interrupted && again != found;
+                found = again;
+            }
+        }
+        self.is_outdated |= is_changed;
+        for foreign in found.into_iter().filter(|rule| !self.is_outdated && is_needed(rule)) {
             let words = decode_rule(&foreign.expressions, family);
             let rule = IptablesRule { chain: foreign.chain, words };
             self.handles.push((rule.clone(), foreign.handle));
             self.table.rules.push(rule);
         }
+        Ok(())
     }
 
-    /// The changes; `None` if a rule cannot be expressed.
-    fn into_batch(mut self, family: IpFamily) -> Option<NftBatch> {
+    /// The changes, and the rules whose numbers they use; `None` if a rule cannot be expressed.
+    fn into_batch(mut self, family: IpFamily) -> Option<(NftBatch, Vec<(IptablesRule, u64)>)> {
         let IptablesTable { name, changes, chains, .. } = &self.table;
         let table = nft_table_for(family, name);
         let mut batch = NftBatch::new();
@@ -176,7 +254,7 @@ impl TableSnapshot {
         }) {
             batch.ensure_object(table);
         }
-        let mut bases: Vec<&str> = Vec::new();
+        let (mut bases, mut used): (Vec<&str>, _) = (Vec::new(), Vec::new());
         for change in changes {
             match change {
                 TableChange::NewChain(chain) => _ = batch.ensure_object(table.named_chain(chain)),
@@ -194,7 +272,8 @@ impl TableSnapshot {
                         TableChange::Insert { after, .. } => {
                             let mut present =
                                 self.handles.iter().filter(|(r, _)| r.chain == rule.chain);
-                            RulePosition::After(present.nth(after - 1)?.1)
+                            used.push(present.nth(after - 1)?.clone());
+                            RulePosition::After(used.last()?.1)
                         }
                         _ => RulePosition::End,
                     };
@@ -202,8 +281,9 @@ impl TableSnapshot {
                 }
                 TableChange::Delete(rule) => {
                     let at = self.handles.iter().position(|(present, _)| present == rule)?;
-                    let (_, handle) = self.handles.remove(at);
+                    let (rule, handle) = self.handles.remove(at);
                     batch.delete_rule(table.named_chain(&rule.chain), handle);
+                    used.push((rule, handle));
                 }
                 TableChange::Flush(chain) => {
                     self.handles.retain(|(rule, _)| rule.chain != *chain);
@@ -214,7 +294,7 @@ impl TableSnapshot {
                 }
             }
         }
-        Some(batch)
+        Some((batch, used))
     }
 }
 

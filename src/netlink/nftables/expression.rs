@@ -1,10 +1,12 @@
 //! The expressions of rules that other programs wrote, above all iptables on top of `nf_tables`.
 
 use super::super::attribute::{ReplyAttribute, find_attribute};
-use super::super::error::NetlinkResult;
-use super::super::request::{NFGENMSG, NetlinkRequest};
+use rtnetlink::packet_core::NLM_F_DUMP;
+
+use super::super::error::{NetlinkResult, unless_absent};
+use super::super::request::{NFGENMSG, NetlinkReply, NetlinkRequest};
 use super::NftSocket;
-use super::object::{self, NftTable, PacketVerdict, table_request};
+use super::object::{self, NftChain, NftTable, PacketVerdict, rule_request, table_request};
 use super::rule::CompatExtension;
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
@@ -64,18 +66,34 @@ pub enum LoadedField {
 
 impl NftSocket {
     /// The rules of a chain, or of all chains of the table, in their order, with expressions; none
-    /// if there is no such chain.
+    /// if there is no such chain; and whether a process committed a change meanwhile, in this or
+    /// another table.
     pub fn dump_foreign_rules(
         &self,
         table: NftTable<'_>,
         chain: Option<&str>,
-    ) -> NetlinkResult<Vec<ForeignRule>> {
+    ) -> NetlinkResult<(Vec<ForeignRule>, bool)> {
         let mut request = table_request(NFT_MSG_GETRULE, table);
         if let Some(chain) = chain {
             request.body.put_text(NFTA_RULE_CHAIN, chain);
         }
-        let bodies = self.dump_or_empty(&request, "list rules of table", &table)?;
-        Ok(bodies.iter().filter_map(|body| parse_foreign_rule(body)).collect())
+        let listed = self.socket.exchange_one(&request, NLM_F_DUMP);
+        let listed = listed.map_err(|f| f.into_error("list rules of table", &table));
+        let NetlinkReply { bodies, interrupted } = unless_absent(listed, NetlinkReply::default())?;
+        Ok((bodies.iter().filter_map(|body| parse_foreign_rule(body)).collect(), interrupted))
+    }
+
+    /// The rule with this handle, if the chain has it.
+    pub fn find_foreign_rule(
+        &self,
+        chain: NftChain<'_>,
+        handle: u64,
+    ) -> NetlinkResult<Option<ForeignRule>> {
+        let mut request = rule_request(NFT_MSG_GETRULE, chain);
+        request.body.put_bytes(NFTA_RULE_HANDLE, &handle.to_be_bytes());
+        let found = self.socket.request_object(&request).map(Some);
+        let found = found.map_err(|f| f.into_error("look up a rule of chain", &chain));
+        Ok(unless_absent(found, None)?.and_then(|body| parse_foreign_rule(&body)))
     }
 
     /// Whether `nft_compat` supports this revision of the match `name` of iptables.
