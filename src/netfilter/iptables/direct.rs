@@ -11,8 +11,8 @@ use super::encoding::{decode_rule, encode_rule};
 use super::table::{IptablesRule, IptablesTable, TableChange};
 use super::{ChainScope, nft_table_for};
 use crate::netlink::nftables::{
-    self, DSTNAT, FILTER, ForeignRule, NetfilterHook, NftBatch, NftChain, NftSocket, RAW,
-    RulePosition, SRCNAT,
+    self, ChainInfo, DSTNAT, FILTER, ForeignRule, NetfilterHook, NftBatch, NftChain, NftSocket,
+    RAW, RulePosition, SRCNAT,
 };
 use crate::netlink::{IpFamily, NetlinkResult};
 use cni::error::{Error, ErrorCode, Result};
@@ -36,6 +36,8 @@ struct TableSnapshot {
     mode: ReadMode,
     /// Whether the rules have changed while they were read.
     is_outdated: bool,
+    /// The chains that have the name of a base chain, and are none.
+    unhooked: Vec<String>,
 }
 
 /// What a table is read for.
@@ -48,7 +50,8 @@ enum ReadMode {
 }
 
 /// Reads the chains of the scope. With [`ChainScope::All`] these are the chains of CNI plugins, and
-/// the base chains, which lead to them; of other chains only the names are read.
+/// the base chains, which lead to them; of other chains only the names are read. A chain with the
+/// name of a base chain that is none has no rules, as no packet passes them.
 pub(super) fn read_table(
     nft: &NftSocket,
     family: IpFamily,
@@ -56,7 +59,10 @@ pub(super) fn read_table(
     scope: ChainScope<'_>,
 ) -> Result<IptablesTable> {
     let found = TableSnapshot::read_scope(nft, family, name, scope, ReadMode::Alone)?;
-    found.map(|found| found.table).ok_or_else(|| others_kept_changing("read", name))
+    let TableSnapshot { mut table, unhooked, .. } =
+        found.ok_or_else(|| others_kept_changing("read", name))?;
+    table.rules.retain(|rule| !unhooked.contains(&rule.chain));
+    Ok(table)
 }
 
 /// Commits the changes of `plan`. Returns false if a rule cannot be expressed, or the kernel lacks
@@ -88,6 +94,7 @@ pub(super) fn update_table(
         if keeps_chains {
             found.table.changes.retain(|change| !matches!(change, TableChange::DeleteChain(_)));
         }
+        found.require_hooks(family)?;
         let Some((batch, used)) = found.into_batch(family) else { return Ok(false) };
         let committed = if is_raced {
             commit_if_present(nft, family, nft_table_for(family, name), &batch, &used)
@@ -156,7 +163,13 @@ impl TableSnapshot {
             is_partial: !matches!(scope, ChainScope::All),
             ..IptablesTable::new_empty(name)
         };
-        let mut found = TableSnapshot { table, handles: Vec::new(), mode, is_outdated: false };
+        let mut found = TableSnapshot {
+            table,
+            handles: Vec::new(),
+            mode,
+            is_outdated: false,
+            unhooked: Vec::new(),
+        };
         match scope {
             ChainScope::All => {
                 let all = nft.dump_chains(nft_table_for(family, name))?;
@@ -174,7 +187,9 @@ impl TableSnapshot {
                         found.read_rules(nft, family, Some(&chain.name), &|_| true)
                     })?;
                 }
-                found.table.chains.extend(all.iter().map(|chain| chain.name.clone()));
+                for chain in all {
+                    found.add_chain(family, chain);
+                }
             }
             ChainScope::Chains(chains, leads_on) => {
                 for chain in chains {
@@ -202,12 +217,38 @@ impl TableSnapshot {
         let before = self.handles.len();
         self.read_rules(nft, family, Some(chain), &|_| true)?;
         let has_rules = self.handles.len() > before;
-        if has_rules
-            || nft.has_object(nft_table_for(family, &self.table.name).named_chain(chain))?
-        {
+        let table = nft_table_for(family, &self.table.name);
+        if has_rules && base_chain(table, &self.table.name, chain).is_none() {
             self.table.chains.push(chain.to_owned());
+        } else if let Some(chain) = nft.read_chain(table.named_chain(chain))? {
+            self.add_chain(family, chain);
         }
         Ok(())
+    }
+
+    fn add_chain(&mut self, family: IpFamily, chain: ChainInfo) {
+        let name = &self.table.name;
+        if chain.base.is_none()
+            && base_chain(nft_table_for(family, name), name, &chain.name).is_some()
+        {
+            self.unhooked.push(chain.name.clone());
+        }
+        self.table.chains.push(chain.name);
+    }
+
+    /// Fails if a rule would be added to a chain that no packet passes.
+    fn require_hooks(&self, family: IpFamily) -> Result<()> {
+        let added = self.table.changes.iter().filter_map(|change| match change {
+            TableChange::Append(rule) | TableChange::Insert { rule, .. } => Some(&rule.chain),
+            _ => None,
+        });
+        let Some(chain) = added.into_iter().find(|chain| self.unhooked.contains(chain)) else {
+            return Ok(());
+        };
+        let table = nft_table_for(family, &self.table.name);
+        let msg = format!("chain {chain} of table {table} is at no hook: no packet passes it");
+        Err(Error::internal(msg)
+            .with_details(format!("nft rename chain {table} {chain} unused-{chain}")))
     }
 
     /// Reads those rules of a chain, or of all, that are needed. The kernel reports a change of any

@@ -49,7 +49,7 @@ pub use self::object::{
     PacketVerdict, RAW, SRCNAT, SetElement, TableFamily, cut_comment,
 };
 pub use self::packet::ForwardedPacket;
-pub use self::read::{CommentSelector, RuleInfo};
+pub use self::read::{ChainInfo, CommentSelector, RuleInfo};
 pub use self::rule::{
     CT_STATE_ANSWERS, CT_STATE_ESTABLISHED, CT_STATE_NEW, CompatExtension, NftRule,
 };
