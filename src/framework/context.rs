@@ -108,7 +108,7 @@ impl<'a> CallContext<'a> {
         undo: &mut Rollback<'a>,
     ) -> Result<()> {
         let (filter, addrs) = (&self.filter, result.all_addresses());
-        let backend = RuleBackend::choose_for_add(configured, filter);
+        let backend = RuleBackend::choose_for_add(configured, filter, &masquerade::FEATURE);
         let registered = addrs.clone();
         undo.add_step("end masquerading", move || {
             masquerade::delete_addresses(filter, owner, &registered)

@@ -17,11 +17,11 @@ use super::iptables::{
 };
 use super::layout::{CniboxTables, HandoverCount, RestorableState};
 use super::rules::RecordedRules;
-use crate::attachment::{RecordStore, StoredRecord, decode_part};
+use crate::attachment::{StoredRecord, decode_part};
 use crate::cmd;
 use crate::netlink;
 pub use crate::netlink::IpFamily;
-use crate::netlink::nftables::{NftSocket, NftTable};
+use crate::netlink::nftables::{NftSocket, NftTable, XtExtension};
 use cni::error::{Error, ErrorContext, Result, join_outcomes};
 use cni::files;
 
@@ -56,10 +56,14 @@ impl RuleBackend {
         }
     }
 
-    /// For ADD: the configured back end; by default iptables if it is installed and works, else
-    /// nftables.
-    pub fn choose_for_add(configured: Option<RuleBackend>, filter: &PacketFilter) -> RuleBackend {
-        configured.unwrap_or_else(|| RuleBackend::default_backend(filter))
+    /// For ADD: the configured back end; by default iptables if it is installed and works for the
+    /// feature's rules, else nftables.
+    pub fn choose_for_add(
+        configured: Option<RuleBackend>,
+        filter: &PacketFilter,
+        feature: &FilterFeature,
+    ) -> RuleBackend {
+        configured.unwrap_or_else(|| RuleBackend::default_backend(filter, feature))
     }
 
     /// For CHECK: verifies the rules with the back end in the attachment's record. The reference
@@ -69,14 +73,14 @@ impl RuleBackend {
     pub fn check_rules(
         configured: Option<RuleBackend>,
         filter: &PacketFilter,
-        kept: RecordStore,
+        feature: &FilterFeature,
         owner: AttachmentId<'_>,
         check: &dyn Fn(RuleBackend) -> Result<()>,
     ) -> Result<()> {
-        if let Some(recorded) = kept.read_content::<RecordedBackend>(owner) {
+        if let Some(recorded) = feature.state.kept.read_content::<RecordedBackend>(owner) {
             return check(recorded.backend);
         }
-        let first = configured.unwrap_or_else(|| RuleBackend::default_backend(filter));
+        let first = RuleBackend::choose_for_add(configured, filter, feature);
         let other = match first {
             RuleBackend::Nftables => RuleBackend::Iptables,
             RuleBackend::Iptables => RuleBackend::Nftables,
@@ -91,10 +95,10 @@ impl RuleBackend {
 
     /// The back end that the reference would select. Only an iptables that is not on top of
     /// `nf_tables`, and was never used, is tried, which starts a process.
-    pub fn default_backend(filter: &PacketFilter) -> RuleBackend {
+    pub fn default_backend(filter: &PacketFilter, feature: &FilterFeature) -> RuleBackend {
         let is_usable = filter.default_programs(IpFamily::V4).is_some_and(|programs| {
             if programs.are_on_nf_tables() && filter.has_nf_tables() {
-                return filter.has_iptables_matches();
+                return filter.find_missing_extension(feature).is_none();
             }
             filter.has_iptables_in_use() || probe_iptables().is_ok()
         });
@@ -105,11 +109,11 @@ impl RuleBackend {
         }
     }
 
-    /// For STATUS: fails with code 50 and a remedy if this back end cannot work.
-    pub fn require_usable(self, filter: &PacketFilter) -> Result<()> {
+    /// For STATUS: fails with code 50 and a remedy if this back end cannot work for the features.
+    pub fn require_usable(self, filter: &PacketFilter, features: &[FilterFeature]) -> Result<()> {
         let usable = match self {
             RuleBackend::Nftables => filter.require_nf_tables(),
-            RuleBackend::Iptables => filter.require_iptables(),
+            RuleBackend::Iptables => filter.require_iptables(features),
         };
         usable.or_unavailable()
     }
@@ -258,24 +262,21 @@ impl PacketFilter {
         self.require_nf_tables().is_ok()
     }
 
-    /// Whether rules of iptables that are created over netlink can have a comment, as all rules
-    /// here have.
-    fn has_iptables_matches(&self) -> bool {
-        self.nft_socket().is_ok_and(|nft| nft.has_xt_match(IpFamily::V4, "comment", 0))
+    /// What the kernel lacks for the feature's rules of iptables on top of `nf_tables`.
+    fn find_missing_extension(&self, feature: &FilterFeature) -> Option<&'static XtExtension> {
+        let wanted = feature.rules.map_or(&[][..], |rules| rules.extensions);
+        self.nft_socket().ok()?.find_missing_extension(IpFamily::V4, wanted)
     }
 
-    fn require_iptables(&self) -> Result<()> {
+    fn require_iptables(&self, features: &[FilterFeature]) -> Result<()> {
         let programs = self
             .default_programs(IpFamily::V4)
             .ok_or_else(|| iptables::not_found_error(IpFamily::V4))?;
         if !programs.are_on_nf_tables() || !self.has_nf_tables() {
             return probe_iptables();
         }
-        if self.has_iptables_matches() {
-            return Ok(());
-        }
-        Err(Error::internal("the kernel cannot match comments for iptables")
-            .with_details(LACKING_MODULE))
+        let missing = features.iter().find_map(|feature| self.find_missing_extension(feature));
+        missing.map_or(Ok(()), |missing| Err(iptables::missing_extension_error(missing)))
     }
 
     /// The tables of the node's default iptables.

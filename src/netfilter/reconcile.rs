@@ -322,7 +322,7 @@ pub fn require_serviceable(
     backend: Option<RuleBackend>,
     features: &[FilterFeature],
 ) -> Result<()> {
-    backend.map_or(Ok(()), |backend| backend.require_usable(filter))?;
+    backend.map_or(Ok(()), |backend| backend.require_usable(filter, features))?;
     for feature in features {
         match filter.query_nft(&|_| restore_tables(filter, feature)) {
             Err(error) if backend != Some(RuleBackend::Nftables) => warn!("{}", unrestored(&error)),

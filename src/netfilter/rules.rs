@@ -13,6 +13,7 @@ use super::iptables::{ChainScope, IptablesHandle, IptablesTable};
 use super::names::AttachmentId;
 use crate::attachment::{RecordStore, StoredRecord};
 use crate::netlink::IpFamily;
+use crate::netlink::nftables::XtExtension;
 use cni::error::{Error, ErrorCode, ErrorContext, Result, join_outcomes};
 
 /// What the records of a feature want in a table of iptables.
@@ -21,6 +22,8 @@ pub struct RecordedRules {
     /// All records of the feature, records of other back ends included.
     pub kept: RecordStore,
     pub table: &'static str,
+    /// What its rules need of the kernel, for any family.
+    pub extensions: &'static [XtExtension],
     /// Whether a record with this part has rules in this family's table.
     pub is_of: fn(&Value, IpFamily) -> bool,
     /// Creates the rules of one record unless they exist. The slice has the records of other

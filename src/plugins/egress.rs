@@ -66,7 +66,7 @@ impl Plugin for Egress {
     fn add(cx: &CallContext<'_>, conf: &EgressConfig, req: &AddRequest) -> Result<CniResult> {
         let prev = require_prev_result(req.prev.as_ref(), "must be called as a chained plugin")?;
         let (policies, policy_file) = conf.policies(cx)?;
-        RuleBackend::Nftables.require_usable(cx.packet_filter())?;
+        RuleBackend::Nftables.require_usable(cx.packet_filter(), &[])?;
         let (host, filter) = (cx.host_netlink()?, cx.packet_filter());
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let _lock = egress::lock_policy(owner)?;

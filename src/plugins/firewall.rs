@@ -22,7 +22,7 @@ use crate::framework::{
 use crate::netfilter::AttachmentId;
 use crate::netfilter::RuleBackend::{self, Iptables, Nftables};
 use crate::netfilter::filter::firewalld::{self, FirewalldZone};
-use crate::netfilter::filter::{self, DEFAULT_ADMIN, FirewallPart, IngressPolicy, RECORDS};
+use crate::netfilter::filter::{self, DEFAULT_ADMIN, FirewallPart, IngressPolicy};
 use crate::netfilter::iptables::table;
 use crate::netfilter::reconcile::check_attachment;
 use cni::error::{Error, ErrorContext, Result};
@@ -38,7 +38,7 @@ pub struct Firewall;
 #[serde(rename_all = "camelCase", default)]
 pub struct FirewallConfig {
     /// `nftables`, `iptables` or `firewalld`. Default: firewalld if it runs, else
-    /// [`RuleBackend::choose_for_add`].
+    /// [`RuleBackend::default_backend`].
     backend: String,
     /// The chain for an administrator's own rules. Default: `CNI-ADMIN`.
     iptables_admin_chain_name: String,
@@ -112,7 +112,7 @@ impl Plugin for Firewall {
         let filter = cx.packet_filter();
         let FirewallBackends { mut zone, kernel } =
             FirewallBackends::from_config(conf, policy, || {
-                RuleBackend::choose_for_add(None, filter)
+                RuleBackend::default_backend(filter, &filter::FEATURE)
             })?;
         let chosen = match kernel {
             _ if zone.is_some() => "firewalld",
@@ -155,14 +155,16 @@ impl Plugin for Firewall {
         {
             FirewallBackends { zone: None, kernel: Some(Nftables) }
         } else {
-            FirewallBackends::from_config(conf, policy, || RuleBackend::default_backend(filter))?
+            FirewallBackends::from_config(conf, policy, || {
+                RuleBackend::default_backend(filter, &filter::FEATURE)
+            })?
         };
         if let Some(zone) = &mut zone {
             zone.check_sources(owner, &result_addresses(prev))?;
         }
         let Some(backend) = kernel else { return Ok(()) };
         let admin = zone.is_none().then(|| conf.admin_chain());
-        RuleBackend::check_rules(Some(backend), filter, RECORDS, owner, &|backend| {
+        RuleBackend::check_rules(Some(backend), filter, &filter::FEATURE, owner, &|backend| {
             let traffic = accepted_traffic(backend, prev, policy, bridge, admin);
             check_attachment(filter, &filter::FEATURE, owner, &traffic)
         })
@@ -201,7 +203,7 @@ impl Plugin for Firewall {
         let filter = cx.packet_filter();
         // A policy adds no requirement.
         FirewallBackends::from_config(conf, IngressPolicy::Open, || {
-            RuleBackend::choose_for_add(None, filter)
+            RuleBackend::default_backend(filter, &filter::FEATURE)
         })
         .and_then(|backends| backends.require_usable(cx))
         .or_unavailable()

@@ -203,7 +203,7 @@ impl Plugin for Ptp {
         if conf.ip_masq {
             let filter = cx.packet_filter();
             cx.require_serviceable(
-                Some(RuleBackend::choose_for_add(backend, filter)),
+                Some(RuleBackend::choose_for_add(backend, filter, &masquerade::FEATURE)),
                 &[masquerade::FEATURE],
             )?;
         }

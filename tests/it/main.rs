@@ -183,3 +183,4 @@ mod tuning;
 mod twins;
 mod vlan;
 mod vrf;
+mod xt_modules;

@@ -25,7 +25,9 @@ use crate::attachment::{AttachmentRecord, StoredRecord, decode_part};
 use crate::leases;
 use crate::netfilter::backend::{IpFamily, PacketFilter, RuleBackend};
 use crate::netfilter::elements::other_attachments;
-use crate::netfilter::iptables::{ChainScope, IptablesRule, IptablesTable};
+use crate::netfilter::iptables::{
+    ChainScope, IptablesRule, IptablesTable, XT_COMMENT, XT_CONNTRACK,
+};
 use crate::netfilter::names::AttachmentId;
 use crate::netfilter::rules::RecordedRules;
 use cni::error::Result;
@@ -35,6 +37,7 @@ const FILTER: &str = "filter";
 pub(super) const RULES: RecordedRules = RecordedRules {
     kept: RECORDS,
     table: FILTER,
+    extensions: &[XT_COMMENT, XT_CONNTRACK],
     is_of: |part, family| {
         let pod =
             decode_part::<FirewallPart>(part).filter(|pod| pod.backend == RuleBackend::Iptables);

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use crate::netlink::IpFamily;
-use crate::netlink::nftables::{CompatExtension, PacketVerdict, TransportProtocol};
+use crate::netlink::nftables::{CompatExtension, PacketVerdict, TransportProtocol, XtExtension};
 
 /// The verdict of another program that iptables has no word for.
 const OTHER: &str = "(other)";
@@ -34,6 +34,31 @@ const STATES: [(&str, u16); 7] = [
 const CONNTRACK_FLAGS: usize = 128 + 8 + 10;
 /// `NF_NAT_RANGE_MAP_IPS | NF_NAT_RANGE_PROTO_SPECIFIED`
 const TO_ADDRESS_AND_PORT: u32 = 1 | 2;
+
+const fn xt_match(name: &'static str, revision: u32, module: &'static str) -> XtExtension {
+    XtExtension { name, revision, is_target: false, module }
+}
+
+const fn xt_target(name: &'static str, revision: u32, module: &'static str) -> XtExtension {
+    XtExtension { is_target: true, ..xt_match(name, revision, module) }
+}
+
+pub const XT_COMMENT: XtExtension = xt_match("comment", 0, "xt_comment");
+pub const XT_CONNTRACK: XtExtension = xt_match("conntrack", 3, "xt_conntrack");
+pub const XT_MASQUERADE: XtExtension = xt_target("MASQUERADE", 0, "xt_MASQUERADE");
+/// What port mappings need.
+pub const PORT_EXTENSIONS: &[XtExtension] = EXTENSIONS.split_at(1).1;
+/// What any rule needs.
+pub const EXTENSIONS: &[XtExtension] = &[
+    XT_CONNTRACK,
+    XT_COMMENT,
+    xt_match("addrtype", 1, "xt_addrtype"),
+    xt_match("multiport", 1, "xt_multiport"),
+    xt_match("mark", 1, "xt_mark"),
+    xt_target("MARK", 2, "xt_mark"),
+    xt_target("DNAT", 2, "xt_nat"),
+    XT_MASQUERADE,
+];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum IptablesMatch {

@@ -29,11 +29,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use self::extensions::EXTENSIONS;
+pub use self::extensions::{PORT_EXTENSIONS, XT_COMMENT, XT_CONNTRACK, XT_MASQUERADE};
 pub use self::table::{IptablesRule, IptablesTable};
 use crate::cmd;
 use crate::files::lock::FileLock;
 use crate::netlink::IpFamily;
-use crate::netlink::nftables::{self, NftSocket};
+use crate::netlink::nftables::{self, NftSocket, XtExtension};
 use crate::netns;
 use ::iptables::IPTables;
 use cni::error::{Error, ErrorCode, Result};
@@ -269,8 +271,20 @@ impl<'n> IptablesHandle<'n> {
         {
             return Ok(());
         }
-        self.find_programs()?.update_table(name, plan)
+        let changed = self.find_programs()?.update_table(name, plan);
+        let missing = |nft: &NftSocket| nft.find_missing_extension(self.family, EXTENSIONS);
+        changed.map_err(|error| match self.nft.and_then(missing) {
+            Some(missing) => error.with_details(missing_extension_error(missing).details()),
+            None => error,
+        })
     }
+}
+
+/// The error if the kernel lacks what rules on top of `nf_tables` need.
+pub(super) fn missing_extension_error(missing: &XtExtension) -> Error {
+    let XtExtension { name, module, .. } = missing;
+    Error::internal(format!("the kernel lacks the extension {name} of iptables"))
+        .with_details(format!("load the module {module}, or choose the back end \"nftables\""))
 }
 
 /// The error if no programs are installed.

@@ -15,7 +15,7 @@ use ipnet::IpNet;
 use serde_json::Value;
 
 use super::super::backend::{IpFamily, PacketFilter, RuleBackend};
-use super::super::iptables::{ChainScope, IptablesRule, IptablesTable};
+use super::super::iptables::{ChainScope, IptablesRule, IptablesTable, XT_COMMENT, XT_MASQUERADE};
 use super::super::names::{AttachmentId, rule_comment_prefix};
 use super::super::rules::RecordedRules;
 use super::{MasqueradePart, RECORDS};
@@ -29,6 +29,7 @@ const POSTROUTING: &str = "POSTROUTING";
 pub(super) const RULES: RecordedRules = RecordedRules {
     kept: RECORDS,
     table: NAT,
+    extensions: &[XT_COMMENT, XT_MASQUERADE],
     is_of: |part, family| !recorded_addresses(part, family).is_empty(),
     plan: |table, family, stored, _| {
         plan_addition(table, stored.attachment_id(), &recorded_addresses(&stored.content, family));

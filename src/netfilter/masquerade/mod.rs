@@ -80,7 +80,7 @@ pub fn check_addresses(
     owner: AttachmentId<'_>,
     addrs: &[IpNet],
 ) -> Result<()> {
-    RuleBackend::check_rules(None, filter, RECORDS, owner, &|backend| {
+    RuleBackend::check_rules(None, filter, &FEATURE, owner, &|backend| {
         check_attachment(
             filter,
             &FEATURE,

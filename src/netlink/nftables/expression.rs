@@ -96,15 +96,38 @@ impl NftSocket {
         Ok(unless_absent(found, None)?.and_then(|body| parse_foreign_rule(&body)))
     }
 
-    /// Whether `nft_compat` supports this revision of the match `name` of iptables.
-    pub fn has_xt_match(&self, family: IpFamily, name: &str, revision: u32) -> bool {
+    /// The first of these extensions that the kernel lacks, and cannot load.
+    pub fn find_missing_extension<'e>(
+        &self,
+        family: IpFamily,
+        wanted: &'e [XtExtension],
+    ) -> Option<&'e XtExtension> {
         let kind = NFNL_SUBSYS_NFT_COMPAT << 8 | NFNL_MSG_COMPAT_GET;
-        let family = object::TableFamily::from(family);
-        let mut request = NetlinkRequest::new_netfilter(kind, family as u8);
-        request.body.put_text(NFTA_COMPAT_NAME, name).put_u32_be(NFTA_COMPAT_REV, revision);
-        request.body.put_u32_be(NFTA_COMPAT_TYPE, 0);
-        self.socket.request_object(&request).is_ok()
+        let requests: Vec<_> = wanted
+            .iter()
+            .map(|extension| {
+                let family = object::TableFamily::from(family) as u8;
+                let mut request = NetlinkRequest::new_netfilter(kind, family);
+                let body = request.body.put_text(NFTA_COMPAT_NAME, extension.name);
+                body.put_u32_be(NFTA_COMPAT_REV, extension.revision);
+                body.put_u32_be(NFTA_COMPAT_TYPE, u32::from(extension.is_target));
+                (request, 0)
+            })
+            .collect();
+        let replies = self.socket.exchange_all(&requests).unwrap_or_default();
+        let mut found = replies.into_iter().map(|reply| reply.is_ok());
+        wanted.iter().find(|_| !found.next().unwrap_or(false))
     }
+}
+
+/// A match or target of iptables.
+#[derive(Clone, Copy, Debug)]
+pub struct XtExtension {
+    pub name: &'static str,
+    pub revision: u32,
+    pub is_target: bool,
+    /// The kernel's module.
+    pub module: &'static str,
 }
 
 pub(in crate::netlink) fn parse_foreign_rule(body: &[u8]) -> Option<ForeignRule> {

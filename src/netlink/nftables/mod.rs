@@ -41,7 +41,7 @@ use std::time::Instant;
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 
 pub use self::batch::{NftBatch, RulePosition};
-pub use self::expression::{ForeignRule, LoadedField, RuleExpression};
+pub use self::expression::{ForeignRule, LoadedField, RuleExpression, XtExtension};
 pub use self::field::PacketField;
 pub use self::forward::ForwardChain;
 pub use self::object::{

@@ -265,7 +265,7 @@ impl Plugin for Bridge {
             cx.require_serviceable(Some(RuleBackend::Nftables), &[spoof::FEATURE])?;
         }
         if plan.masquerades {
-            let backend = RuleBackend::choose_for_add(plan.backend, filter);
+            let backend = RuleBackend::choose_for_add(plan.backend, filter, &masquerade::FEATURE);
             cx.require_serviceable(Some(backend), &[masquerade::FEATURE])?;
         }
         cx.if_ipam(CallContext::ipam_status)

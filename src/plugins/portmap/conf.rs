@@ -6,7 +6,9 @@ use serde::Deserialize;
 
 use crate::netfilter::iptables::table;
 use crate::netfilter::ports::conditions::{ConditionRefusal, MappingConditions};
-use crate::netfilter::ports::{IptablesOptions, ListenAddresses, MappedPort, SourceTranslation};
+use crate::netfilter::ports::{
+    self, IptablesOptions, ListenAddresses, MappedPort, SourceTranslation,
+};
 use crate::netfilter::{IpFamily, PacketFilter, RuleBackend};
 use crate::netlink::nftables::TransportProtocol;
 use cni::error::{Error, ErrorCode, Result};
@@ -73,7 +75,8 @@ impl PortmapConfig {
 
     /// The back end for ADD.
     pub(super) fn choose_backend(&self, filter: &PacketFilter) -> Result<RuleBackend> {
-        let backend = RuleBackend::choose_for_add(self.configured_backend()?, filter);
+        let backend =
+            RuleBackend::choose_for_add(self.configured_backend()?, filter, &ports::FEATURE);
         self.require_keys_of(backend).map(|()| backend)
     }
 

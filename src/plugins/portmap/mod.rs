@@ -105,7 +105,7 @@ impl Plugin for Portmap {
         }
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let targets = first_addresses(prev, owner.ifname);
-        RuleBackend::check_rules(configured, filter, RECORDS, owner, &|backend| {
+        RuleBackend::check_rules(configured, filter, &ports::FEATURE, owner, &|backend| {
             conf.require_keys_of(backend)?;
             let forward = build_forwarding(conf, backend, mappings.clone(), targets.clone())?;
             check_attachment(filter, &ports::FEATURE, owner, &forward)

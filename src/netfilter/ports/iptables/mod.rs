@@ -21,7 +21,9 @@ use self::rules::{
 };
 use super::{MappedPort, PortOwner, PortmapPart, RECORDS, TakenPort, describe_host_port};
 use crate::attachment::{AttachmentRecord, decode_part};
-use crate::netfilter::iptables::{ChainScope, IptablesRule, IptablesTable, program_name};
+use crate::netfilter::iptables::{
+    ChainScope, IptablesRule, IptablesTable, PORT_EXTENSIONS, program_name,
+};
 use crate::netfilter::rules::RecordedRules;
 use crate::netfilter::{AttachmentId, IpFamily, PacketFilter, RuleBackend};
 use cni::error::{Error, Result};
@@ -39,6 +41,7 @@ const SHARED: [&str; 5] = ["PREROUTING", "OUTPUT", POSTROUTING, SETMARK, CHAIN_M
 pub(super) const RULES: RecordedRules = RecordedRules {
     kept: RECORDS,
     table: NAT,
+    extensions: PORT_EXTENSIONS,
     is_of: |part, family| {
         let forward =
             decode_part::<PortmapPart>(part).filter(|of| of.backend == RuleBackend::Iptables);
