@@ -1,4 +1,4 @@
-//! Whether the rules of the node certainly drop a forwarded [packet](ForwardedPacket).
+//! Whether the rules of the node drop a forwarded [packet](ForwardedPacket).
 //!
 //! A rule may have a condition whose outcome is not known, such as a match of iptables that is not
 //! read here. Then the packet may get the verdict of the rule, or not.
@@ -151,16 +151,46 @@ fn parse_effect(data: ReplyAttribute<'_>) -> Option<RuleEffect> {
     })
 }
 
+/// What a chain does with a packet.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ForwardJudgement {
+    Passes,
+    /// The packet is dropped unless a rule accepts it whose condition is not known: "rule 2 of
+    /// chain input (time)".
+    DropsUnless(String),
+    Drops,
+}
+
 impl ForwardChain {
-    /// Whether this chain certainly drops the packet.
-    pub fn drops_packet(&self, nft: &NftSocket, packet: &ForwardedPacket) -> bool {
+    /// What this chain does with the packet.
+    pub fn judge_packet(&self, nft: &NftSocket, packet: &ForwardedPacket) -> ForwardJudgement {
         let is_of_family = match self.family {
             TableFamily::Ip => packet.is_ipv4,
             TableFamily::Ip6 => !packet.is_ipv4,
             _ => true,
         };
-        let mut walk = PacketWalk { nft, chain: self, packet, may_pass: false };
-        is_of_family && (walk.ends_in(&self.name, 0) || self.drops) && !walk.may_pass
+        if !is_of_family {
+            return ForwardJudgement::Passes;
+        }
+        let mut walk = PacketWalk {
+            nft,
+            chain: self,
+            packet,
+            may_pass: false,
+            skips_unknown: false,
+            unknown: None,
+        };
+        let mut drops = |skips_unknown| {
+            (walk.skips_unknown, walk.may_pass) = (skips_unknown, false);
+            (walk.ends_in(&self.name, 0) || self.drops) && !walk.may_pass
+        };
+        if drops(false) {
+            ForwardJudgement::Drops
+        } else if drops(true) {
+            ForwardJudgement::DropsUnless(walk.unknown.unwrap_or_default())
+        } else {
+            ForwardJudgement::Passes
+        }
     }
 }
 
@@ -171,6 +201,10 @@ struct PacketWalk<'a> {
     packet: &'a ForwardedPacket,
     /// Whether a rule accepts, or may accept.
     may_pass: bool,
+    /// Whether a condition that is not known counts as not met.
+    skips_unknown: bool,
+    /// The first rule with such a condition that may let the packet pass.
+    unknown: Option<String>,
 }
 
 impl PacketWalk<'_> {
@@ -179,9 +213,17 @@ impl PacketWalk<'_> {
         let is_in_chain = |body: &&Vec<u8>| {
             find_in_message(body, NFTA_RULE_CHAIN).is_some_and(|chain| chain.to_text() == name)
         };
-        let mut may_leave = false;
-        for body in self.chain.rules.iter().filter(is_in_chain) {
-            let Some((step, is_certain)) = self.evaluate_rule(body) else { continue };
+        let (chain, mut may_leave) = (self.chain, false);
+        for (at, body) in chain.rules.iter().filter(is_in_chain).enumerate() {
+            let Some((step, unknown)) = self.evaluate_rule(body) else { continue };
+            let is_certain = unknown.is_none();
+            if let Some(condition) = unknown.filter(|_| self.skips_unknown) {
+                if !matches!(step, RuleEffect::Next | RuleEffect::Drop) {
+                    let rule = || format!("rule {} of chain {name} ({condition})", at + 1);
+                    self.unknown.get_or_insert_with(rule);
+                }
+                continue;
+            }
             let ends = match step {
                 RuleEffect::Next => false,
                 RuleEffect::Drop => true,
@@ -217,11 +259,11 @@ impl PacketWalk<'_> {
         false
     }
 
-    /// The effect of a rule, and whether its conditions are certainly met; `None` if they are
-    /// certainly not met.
-    fn evaluate_rule(&self, body: &[u8]) -> Option<(RuleEffect, bool)> {
+    /// The effect of a rule, and the first of its conditions whose outcome is not known; `None` if
+    /// one is certainly not met.
+    fn evaluate_rule(&self, body: &[u8]) -> Option<(RuleEffect, Option<String>)> {
         let mut registers: KnownBytes = vec![None; REGISTERS];
-        let mut is_certain = true;
+        let (mut unknown, mut loaded) = (None, String::new());
         let list = find_in_message(body, NFTA_RULE_EXPRESSIONS)
             .into_iter()
             .flat_map(ReplyAttribute::nested_attributes);
@@ -234,12 +276,21 @@ impl PacketWalk<'_> {
             let name = name.to_text();
             match self.evaluate_expression(&name, data, &mut registers) {
                 ExpressionOutcome::Is(false) => return None,
-                ExpressionOutcome::Unknown => is_certain = false,
+                ExpressionOutcome::Unknown => {
+                    // A comparison is told by what is compared, a match of iptables by its name.
+                    let extension = data.find_nested(NFTA_EXTENSION_NAME);
+                    let of_match = extension.filter(|_| name == "match");
+                    let told = of_match.map_or_else(|| loaded.clone(), ReplyAttribute::to_text);
+                    unknown.get_or_insert(told);
+                }
                 ExpressionOutcome::Is(true) | ExpressionOutcome::Step(RuleEffect::Next) => {}
-                ExpressionOutcome::Step(step) => return Some((step, is_certain)),
+                ExpressionOutcome::Step(step) => return Some((step, unknown)),
+            }
+            if !matches!(&*name, "cmp" | "bitwise" | "lookup") {
+                loaded = name;
             }
         }
-        Some((RuleEffect::Next, is_certain))
+        Some((RuleEffect::Next, unknown))
     }
 
     fn evaluate_expression(

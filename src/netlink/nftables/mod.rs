@@ -43,7 +43,7 @@ use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 pub use self::batch::{NftBatch, RulePosition};
 pub use self::expression::{ForeignRule, LoadedField, RuleExpression, XtExtension};
 pub use self::field::PacketField;
-pub use self::forward::ForwardChain;
+pub use self::forward::{ForwardChain, ForwardJudgement};
 pub use self::object::{
     BRIDGE_FILTER, DSTNAT, ElementData, FILTER, NetfilterHook, NftChain, NftSet, NftTable,
     PacketVerdict, RAW, SRCNAT, SetElement, TableFamily, cut_comment,

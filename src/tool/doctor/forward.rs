@@ -1,6 +1,7 @@
 //! Rules of other software that drop forwarded packets: from containers to other networks, and to
 //! published ports of containers.
 
+use std::mem::discriminant;
 use std::net::IpAddr;
 
 use super::attachments::RoutedNetwork;
@@ -9,7 +10,8 @@ use crate::cmd;
 use crate::netfilter::ports::{PortmapPart, RECORDS};
 use crate::netlink::Netlink;
 use crate::netlink::nftables::{
-    ForwardChain, ForwardedPacket, NftSocket, NftTable, TableFamily, TransportProtocol,
+    ForwardChain, ForwardJudgement, ForwardedPacket, NftSocket, NftTable, TableFamily,
+    TransportProtocol,
 };
 use crate::tool::finding::Finding;
 
@@ -25,8 +27,9 @@ struct ForwardedPackets {
     published: Vec<ForwardedPacket>,
 }
 
-/// The base chains that certainly drop packets of these networks. Tables of cnibox are left out:
-/// whoever configured the plugins knows them.
+/// The base chains that drop packets of these networks, or do so unless a rule accepts them whose
+/// condition cannot be judged. Tables of cnibox are left out: whoever configured the plugins knows
+/// them.
 pub(super) fn find_dropping_chains(
     nft: &NftSocket,
     networks: &[RoutedNetwork<'_>],
@@ -39,12 +42,26 @@ pub(super) fn find_dropping_chains(
         .map(|(list, ips)| (&list.name, forwarded_packets(&host, &list.name, ips)))
         .collect();
     let dropped = |chain: &ForwardChain| {
-        let drops = |packets: &[ForwardedPacket]| {
-            packets.iter().any(|packet| chain.drops_packet(nft, packet))
+        let judge = |packets: &[ForwardedPacket]| {
+            let judged = packets.iter().map(|packet| match chain.judge_packet(nft, packet) {
+                // Without a default route a rule may concern any link.
+                ForwardJudgement::DropsUnless(_)
+                    if packet.iif.is_none() || packet.oif.is_none() =>
+                {
+                    ForwardJudgement::Passes
+                }
+                judged => judged,
+            });
+            judged.max().unwrap_or(ForwardJudgement::Passes)
         };
         ways.iter().find_map(|(network, ways)| {
             let ways = ways.as_ref()?;
-            let (out, published) = (drops(&ways.out), drops(&ways.published));
+            let (out, published) = (judge(&ways.out), judge(&ways.published));
+            let worst = out.clone().max(published.clone());
+            let is_dropped = |judged: &ForwardJudgement| {
+                worst != ForwardJudgement::Passes && discriminant(judged) == discriminant(&worst)
+            };
+            let (out, published) = (is_dropped(&out), is_dropped(&published));
             let dropped = match (out, published) {
                 (true, true) => "to other networks, and those to its published ports",
                 (true, false) => "to other networks",
@@ -53,7 +70,14 @@ pub(super) fn find_dropping_chains(
             };
             let problem = format!("drops forwarded packets of network {network} {dropped}");
             let subject = format!("chain {} {} {}", chain.family, chain.table, chain.name);
-            Some(Finding::new_warning(subject, problem, accept_commands(nft, chain, ways, !out)))
+            let remedy = accept_commands(nft, chain, ways, !out);
+            Some(match worst {
+                ForwardJudgement::DropsUnless(rule) => {
+                    let unless = format!("{problem}, unless {rule} accepts them");
+                    Finding::new_note(subject, unless, remedy)
+                }
+                _ => Finding::new_warning(subject, problem, remedy),
+            })
         })
     };
     chains.iter().filter_map(dropped).collect()
