@@ -33,6 +33,11 @@ const PROBE_RULE: NftTable<'_> = NftTable::new_inet("cnibox_probe");
 const MISSING_MODULE_HELP: [Errno; 4] =
     [Errno::EINVAL, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EAFNOSUPPORT];
 
+/// The table and the chains by which kubelet marks the flavour of iptables that it uses, since 1.24
+/// and before (`IPTablesHintChain`, `KubeletCanary`).
+const MANGLE: &str = "mangle";
+const KUBELET: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
+
 /// The interface by which rules are created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -201,6 +206,8 @@ pub struct PacketFilter {
     present: OnceCell<bool>,
     /// The node's default programs of iptables for IPv4 and IPv6.
     programs: [OnceCell<Option<IptablesPrograms>>; 2],
+    /// See [`node_flavour`](PacketFilter::node_flavour).
+    flavour: OnceCell<IptablesFlavour>,
     /// The names of the tables of iptables-legacy for IPv4 and IPv6, one in each line.
     legacy: [OnceCell<String>; 2],
     /// Whether this call has seen that the [`localhost`](super::localhost) rules exist.
@@ -215,6 +222,7 @@ impl PacketFilter {
             nft: OnceCell::new(),
             present: OnceCell::new(),
             programs: Default::default(),
+            flavour: OnceCell::new(),
             legacy: Default::default(),
             is_localhost_closed: Cell::new(false),
         }
@@ -291,6 +299,10 @@ impl PacketFilter {
         family: IpFamily,
         flavour: IptablesFlavour,
     ) -> Result<Option<IptablesHandle<'_>>> {
+        let flavour = match flavour {
+            IptablesFlavour::Default => self.node_flavour(),
+            other => other,
+        };
         let is_on_nf_tables = match flavour {
             IptablesFlavour::Default => {
                 self.default_programs(family).is_some_and(IptablesPrograms::are_on_nf_tables)
@@ -304,9 +316,30 @@ impl PacketFilter {
 
     fn default_programs(&self, family: IpFamily) -> Option<&IptablesPrograms> {
         let programs = &self.programs[usize::from(family == IpFamily::V6)];
+        let find = |flavour| IptablesPrograms::find_installed(family, flavour);
         programs
-            .get_or_init(|| IptablesPrograms::find_installed(family, IptablesFlavour::Default))
+            .get_or_init(|| find(self.node_flavour()).or_else(|| find(IptablesFlavour::Default)))
             .as_ref()
+    }
+
+    /// The flavour of the node's rules: that of `iptables`, unless kubelet has marked the other one,
+    /// in which kube-proxy has its rules. Starts a process only where both were used.
+    pub fn node_flavour(&self) -> IptablesFlavour {
+        *self.flavour.get_or_init(|| {
+            let default = IptablesPrograms::find_installed(IpFamily::V4, IptablesFlavour::Default);
+            let Some(default) = default else { return IptablesFlavour::Default };
+            let (is_on_nf_tables, has_legacy) =
+                (default.are_on_nf_tables(), self.has_legacy_table(IpFamily::V4, MANGLE));
+            let in_nft = || self.has_any_chain(IpFamily::V4, MANGLE, &KUBELET).unwrap_or_default();
+            let in_legacy = || has_legacy && iptables::has_legacy_chain(MANGLE, &KUBELET);
+            let (other, is_marked) = if is_on_nf_tables {
+                (IptablesFlavour::Legacy, has_legacy && !in_nft() && in_legacy())
+            } else {
+                (IptablesFlavour::Nft, in_nft() && !in_legacy())
+            };
+            let is_installed = || IptablesPrograms::find_installed(IpFamily::V4, other).is_some();
+            if is_marked && is_installed() { other } else { IptablesFlavour::Default }
+        })
     }
 
     /// The tables of each flavour of iptables that has one of the chains, or, without `chains`, a

@@ -40,7 +40,7 @@ impl Ward {
         ]))
     }
 
-    fn with(plugins: &Value) -> Ward {
+    pub(crate) fn with(plugins: &Value) -> Ward {
         Ward::sized(plugins, 2)
     }
 

@@ -183,4 +183,5 @@ mod tuning;
 mod twins;
 mod vlan;
 mod vrf;
+mod xt_flavours;
 mod xt_modules;

@@ -64,7 +64,7 @@ const MISSING_MODULE_HELP: [&str; 3] =
     ["No such file or directory", "No chain/target/match by that name", "Couldn't load match"];
 
 /// An implementation of iptables.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IptablesFlavour {
     /// The default implementation of the node: `iptables`.
     Default,
@@ -115,6 +115,14 @@ pub fn list_legacy_chain(family: IpFamily, table: &str, chain: &str) -> Option<V
         .list(table, chain)
         .ok()
         .filter(|lines| lines.iter().any(|line| line.starts_with(&policy)))
+}
+
+/// Whether iptables-legacy has one of these chains in a table. Starts a process.
+pub(super) fn has_legacy_chain(table: &str, chains: &[&str]) -> bool {
+    let Some(program) = cmd::find_program("iptables-legacy") else { return false };
+    let listed = cmd::run_program(&program, &["-w", "5", "-t", table, "-S"], "");
+    let text = listed.and_then(|output| output.require_success()).unwrap_or_default();
+    text.lines().filter_map(|line| line.strip_prefix("-N ")).any(|name| chains.contains(&name))
 }
 
 /// The programs for one family.

@@ -5,6 +5,7 @@ use std::path::Path;
 use super::attachments::RoutedNetwork;
 use super::forward;
 use crate::netfilter::PacketFilter;
+use crate::netfilter::iptables::IptablesFlavour;
 use crate::netlink::nftables::{NftSocket, NftTable, TableFamily};
 use crate::netlink::{self, Link, Netlink};
 use crate::sysctl;
@@ -41,6 +42,7 @@ pub(super) fn examine_networks(networks: &[RoutedNetwork<'_>]) -> Vec<Finding> {
             &filter,
         ));
     }
+    findings.extend(other_flavour(&filter));
     findings.extend(legacy_forward(networks, &filter));
     if let Ok(host) = Netlink::open() {
         for name in networks.iter().flat_map(|(list, _)| bridge_names(list)) {
@@ -76,6 +78,21 @@ fn legacy_forward(networks: &[RoutedNetwork<'_>], filter: &PacketFilter) -> Vec<
     let families =
         [(netlink::IpFamily::V4, "iptables-legacy"), (netlink::IpFamily::V6, "ip6tables-legacy")];
     families.into_iter().filter_map(chain).collect()
+}
+
+/// Another flavour of iptables than the node's `iptables`, in which kubelet has its rules: rules
+/// that people and other programs add are beside kube-proxy's, not among them.
+fn other_flavour(filter: &PacketFilter) -> Option<Finding> {
+    let program = match filter.node_flavour() {
+        IptablesFlavour::Default => return None,
+        IptablesFlavour::Nft => "iptables-nft",
+        IptablesFlavour::Legacy => "iptables-legacy",
+    };
+    let problem = format!(
+        "kubelet has its rules in {program}, which cnibox uses, too, and \"iptables\" is another one"
+    );
+    let remedy = format!("update-alternatives --set iptables $(command -v {program})");
+    Some(Finding::new_note("node", problem, remedy))
 }
 
 /// Rules of kube-proxy that bridged packets bypass.
