@@ -122,6 +122,8 @@ fn damages(node: &Node) -> Vec<String> {
             "chain" if name != "admin" => {
                 all.push(format!("nft flush chain {family} {table} {name}"));
             }
+            // Filled by packets.
+            "set" if object["flags"].to_string().contains("timeout") => {}
             "set" | "map" => all.push(format!("nft flush {kind} {family} {table} {name}")),
             _ => {}
         }

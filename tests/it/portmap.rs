@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 
 use crate::support::net::Net;
 use crate::support::node::{Call, Container, Node, exists};
+use crate::support::snapshot::without_recorded;
 use crate::support::traffic::Place;
 
 const LIMIT: Duration = Duration::from_millis(1500);
@@ -120,7 +121,7 @@ impl Ports {
             self.node.sh(&format!("{} -t nat | grep -v '^[#]' | sed 's/ \\[.*//'", name.display()))
         };
         match self.rules {
-            Rules::Nftables => self.node.sh("nft list ruleset"),
+            Rules::Nftables => without_recorded(&self.node.sh("nft list ruleset")),
             _ => save("iptables-save") + &save("ip6tables-save"),
         }
     }

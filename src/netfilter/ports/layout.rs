@@ -9,14 +9,16 @@
 //! | `any4`, `any6` | protocol . port : address . port | a port on every local address |
 //! | `host4`, `host6` | address . protocol . port : address . port | on one address; takes precedence over `any` |
 //! | `mapped4`, `mapped6` | container : goto `from-..` | containers whose clients' source is translated |
+//! | `local4`, `local6` | address | addresses of the host to which clients have connected; filled by packets |
 //! | `attachments` | hash . hash : count | the number of an attachment's elements above |
 //!
 //! The chain `from-10.1.2.0/24` translates the source of clients in that subnet and of the host's
 //! loopback addresses, `from-all` the source of all clients. Such a chain is created with the first
-//! element that jumps to it. Connections whose destination another program translated to the
-//! container, such as those to a Service address, keep their source: a bit of the connection's
-//! mark, set in `hostports` and cleared in `postrouting`, tells which connections this table has
-//! translated. So the bit is set only while the first packet of a connection passes the host.
+//! element that jumps to it. Clients of addresses that are not the host's, such as those of
+//! Services, keep their source when another program leads them to the container: the address to
+//! which a client has connected is in `local4` or `local6`, where `hostports` adds it, only if it is
+//! the host's. No mark tells the connections apart, as other programs save, restore and compare
+//! marks as a whole.
 //!
 //! `::1` is not looked up: no packet with that source or destination can leave the host, so its
 //! translation would only hide the host's own services.
@@ -68,13 +70,17 @@ pub(super) const MAPPED: [NftSet<'_>; 2] = [
     TABLE.verdict_map("mapped6", &[ValueType::Ipv6Addr]),
 ];
 
-/// The bit of a connection's mark between its translation and the translation of its source.
-const TRANSLATED: u32 = 1 << 27;
+/// A connection is looked up right after its address was added.
+const LOCAL_TIMEOUT: u32 = 60;
+/// As many as a node has, on `kube-ipvs0` too.
+const MOST_LOCAL: u32 = 65536;
 
-const MARK: &str = "translated here";
-const UNMARK: &str = "not translated here";
-const SKIP: &str = "only what was translated here";
-const FORGET: &str = "the mark has served its purpose";
+/// The addresses of the host to which clients have connected.
+const LOCAL: [NftSet<'_>; 2] = [
+    TABLE.named_set("local4", &[ValueType::Ipv4Addr]).filled_by_packets(MOST_LOCAL, LOCAL_TIMEOUT),
+    TABLE.named_set("local6", &[ValueType::Ipv6Addr]).filled_by_packets(MOST_LOCAL, LOCAL_TIMEOUT),
+];
+
 const OWN: &str = "no container has ::1";
 
 /// The fields of a port; with an address of the host in front they are those of a port on one
@@ -89,6 +95,7 @@ const ENTRY_RULE: FixedRule =
 
 pub(super) const LAYOUT: TableLayout = TableLayout {
     sets: &[ANY[0], HOST[0], MAPPED[0], ANY[1], HOST[1], MAPPED[1], ATTACHMENTS],
+    packet_filled_sets: &LOCAL,
     chains: &[
         (
             CONDITIONAL,
@@ -99,13 +106,15 @@ pub(super) const LAYOUT: TableLayout = TableLayout {
         (
             HOSTPORTS,
             &[
-                (MARK, || NftRule::new().set_ct_mark(TRANSLATED)),
+                ("own address", || NftRule::new().update_set(&[PacketField::IpDaddr], LOCAL[0])),
+                ("own IPv6 address", || {
+                    NftRule::new().update_set(&[PacketField::Ip6Daddr], LOCAL[1])
+                }),
                 ("under conditions", || NftRule::new().jump_to(CONDITIONAL.name)),
                 ("one address", || NftRule::new().dnat_by_map(&BY_PORT4, HOST[0])),
                 ("any address", || NftRule::new().dnat_by_map(&BY_PORT, ANY[0])),
                 ("one IPv6 address", || NftRule::new().dnat_by_map(&BY_PORT6, HOST[1])),
                 ("any IPv6 address", || NftRule::new().dnat_by_map(&BY_PORT, ANY[1])),
-                (UNMARK, || NftRule::new().clear_ct_mark(TRANSLATED)),
             ],
         ),
         (PREROUTING, &[ENTRY_RULE]),
@@ -119,15 +128,15 @@ pub(super) const LAYOUT: TableLayout = TableLayout {
         (
             POSTROUTING,
             &[
-                (SKIP, || {
-                    NftRule::new().no_bit_set(PacketField::CtMark, TRANSLATED).return_to_caller()
-                }),
-                (FORGET, || NftRule::new().clear_ct_mark(TRANSLATED)),
                 ("by container", || {
-                    NftRule::new().match_dnat().verdict_by_map(&[PacketField::IpDaddr], MAPPED[0])
+                    let own = NftRule::new().match_dnat();
+                    let own = own.in_set(&[PacketField::CtOriginalIpDaddr], LOCAL[0]);
+                    own.verdict_by_map(&[PacketField::IpDaddr], MAPPED[0])
                 }),
                 ("by IPv6 container", || {
-                    NftRule::new().match_dnat().verdict_by_map(&[PacketField::Ip6Daddr], MAPPED[1])
+                    let own = NftRule::new().match_dnat();
+                    let own = own.in_set(&[PacketField::CtOriginalIp6Daddr], LOCAL[1]);
+                    own.verdict_by_map(&[PacketField::Ip6Daddr], MAPPED[1])
                 }),
             ],
         ),

@@ -32,7 +32,10 @@ pub enum PacketField {
     EtherType,
     CtState,
     CtStatus,
-    CtMark,
+    /// `ct original ip daddr` and `ct original ip6 daddr`: the address to which the client has
+    /// connected.
+    CtOriginalIpDaddr,
+    CtOriginalIp6Daddr,
     CtDirection,
     FibDaddrType,
     /// Type and code of ICMP and ICMPv6.
@@ -80,7 +83,8 @@ impl PacketField {
             PacketField::Dport => ("payload", &[TRANSPORT, 2, 2], 2),
             PacketField::CtState => ("ct", &[NFT_CT_STATE], 4),
             PacketField::CtStatus => ("ct", &[NFT_CT_STATUS], 4),
-            PacketField::CtMark => ("ct", &[NFT_CT_MARK], 4),
+            PacketField::CtOriginalIpDaddr => ("ct", &[NFT_CT_DST_IP], 4),
+            PacketField::CtOriginalIp6Daddr => ("ct", &[NFT_CT_DST_IP6], 16),
             PacketField::CtDirection => ("ct", &[NFT_CT_DIRECTION], 1),
             PacketField::IcmpType => ("payload", &[TRANSPORT, 0, 2], 2),
             PacketField::Icmpv6Type => ("payload", &[TRANSPORT, 0, 1], 1),
@@ -93,6 +97,11 @@ impl PacketField {
             PacketField::ArpTarget => ("payload", &[NETWORK, 24, 4], 4),
             PacketField::FibDaddrType => ("fib", &[NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_DADDR], 4),
         }
+    }
+
+    /// Whether the field is of the client's first packet, before translations.
+    pub(super) const fn is_of_original(self) -> bool {
+        matches!(self, PacketField::CtOriginalIpDaddr | PacketField::CtOriginalIp6Daddr)
     }
 
     pub(super) const fn register_count(self) -> usize {

@@ -92,17 +92,12 @@ impl NftRule {
 
     /// Sets the first register to `value & mask`.
     pub(super) fn apply_mask(self, mask: &[u8]) -> NftRule {
-        self.apply_mask_xor(mask, &vec![0; mask.len()])
-    }
-
-    /// Sets the first register to `value & mask ^ xor`.
-    fn apply_mask_xor(self, mask: &[u8], xor: &[u8]) -> NftRule {
         self.push_expression(build_expression("bitwise", |data| {
             data.put_u32_be(NFTA_BITWISE_SREG, register_number(0))
                 .put_u32_be(NFTA_BITWISE_DREG, register_number(0));
             data.put_u32_be(NFTA_BITWISE_LEN, mask.len());
             data.put_nested(NFTA_BITWISE_MASK, |d| write_value(d, mask));
-            data.put_nested(NFTA_BITWISE_XOR, |d| write_value(d, xor))
+            data.put_nested(NFTA_BITWISE_XOR, |d| write_value(d, &vec![0; mask.len()]))
         }))
     }
 
@@ -112,14 +107,6 @@ impl NftRule {
         self.load_field(field, 0)
             .apply_mask(&bits)
             .push_expression(compare_expression(NFT_CMP_NEQ, &none))
-    }
-
-    /// Whether none of the bits is set, as in `ct mark & bits == 0`.
-    pub fn no_bit_set(self, field: PacketField, bits: u32) -> NftRule {
-        let (bits, none) = (bits.to_ne_bytes(), [0; 4]);
-        self.load_field(field, 0)
-            .apply_mask(&bits)
-            .push_expression(compare_expression(NFT_CMP_EQ, &none))
     }
 
     fn match_prefix(self, [v4, v6]: [PacketField; 2], net: IpNet, op: c_int) -> NftRule {
@@ -301,25 +288,6 @@ impl NftRule {
         self.push_expression(build_expression("masq", |data| data))
     }
 
-    /// `ct mark set ct mark | bits`
-    pub fn set_ct_mark(self, bits: u32) -> NftRule {
-        self.change_ct_mark(bits, bits)
-    }
-
-    /// `ct mark set ct mark & ~bits`
-    pub fn clear_ct_mark(self, bits: u32) -> NftRule {
-        self.change_ct_mark(bits, 0)
-    }
-
-    /// Replaces these bits of the connection's mark.
-    fn change_ct_mark(self, bits: u32, value: u32) -> NftRule {
-        let rule = self.load_field(PacketField::CtMark, 0);
-        let rule = rule.apply_mask_xor(&(!bits).to_ne_bytes(), &value.to_ne_bytes());
-        rule.push_expression(build_expression("ct", |data| {
-            data.put_u32_be(NFTA_CT_KEY, NFT_CT_MARK).put_u32_be(NFTA_CT_SREG, register_number(0))
-        }))
-    }
-
     fn load_immediate(self, value: &[u8], to: RegisterIndex) -> NftRule {
         self.push_expression(build_expression("immediate", |data| {
             data.put_u32_be(NFTA_IMMEDIATE_DREG, register_number(to));
@@ -441,8 +409,13 @@ fn load_expression(field: PacketField, to: RegisterIndex) -> AttributeBuilder {
     let (name, parameters, _) = field.load_parameters();
     build_expression(name, |data| {
         data.put_u32_be(NFTA_LOAD_DREG, register_number(to));
-        let parameters = (NFTA_LOAD_DREG + 1..).zip(parameters);
-        parameters.fold(data, |data, (kind, parameter)| data.put_u32_be(kind, *parameter))
+        for (kind, parameter) in (NFTA_LOAD_DREG + 1..).zip(parameters) {
+            data.put_u32_be(kind, *parameter);
+        }
+        if field.is_of_original() {
+            data.put_u8(NFTA_CT_DIRECTION, IP_CT_DIR_ORIGINAL);
+        }
+        data
     })
 }
 

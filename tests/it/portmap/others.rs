@@ -63,6 +63,35 @@ fn services_keep_source_addresses_of_clients() {
     }
 }
 
+/// Policy routing and QoS mark connections, and accept them by the whole mark.
+#[test]
+fn marks_of_other_programs_change_nothing() {
+    for rules in ALL {
+        for of_others in [
+            "$i -t mangle -A POSTROUTING -j CONNMARK --save-mark",
+            "$i -t mangle -A FORWARD -j CONNMARK --set-mark 7; $i -t mangle -A OUTPUT -j CONNMARK --set-mark 9",
+            "$i -t mangle -A PREROUTING -m conntrack --ctstate NEW -j CONNMARK --set-mark 2; $i -P FORWARD DROP; \
+             $i -A FORWARD -m connmark --mark 2 -j ACCEPT",
+        ] {
+            let ports = Ports::new(rules, "1.1.0");
+            let (server, neighbour, peer) = (ports.pod("c1"), ports.pod("c2"), ports.peer());
+            ports.add(&server, &json!([mapping(8080, 80, "tcp")]));
+            assert!(peer.reaches("2001:db8:1::2"), "the kernel is done with IPv6");
+            ports.node.sh(&format!("for i in iptables ip6tables; do {of_others}; done"));
+            for host in ["192.0.2.1:8080", "[2001:db8:9::1]:8080"] {
+                let source = tcp(&peer, &server.container, host, 80);
+                assert!(source.is_some(), "{rules:?} {of_others}: {host} from outside");
+                for near in [&neighbour, &server] {
+                    let source = tcp(&near.container, &server.container, host, 80);
+                    assert!(source.is_some(), "{rules:?} {of_others}: {host} from {}", near.id);
+                }
+            }
+            let source = tcp(&ports.node, &server.container, "127.0.0.1:8080", 80);
+            assert!(source.is_some(), "{rules:?} {of_others}: from the host");
+        }
+    }
+}
+
 /// With nftables a port of the host on `::1` is the host's own.
 #[test]
 fn services_of_the_ipv6_loopback_address_stay_reachable() {
@@ -105,13 +134,7 @@ fn tables_of_an_earlier_release_are_completed() {
     let list = json!([mapping(8080, 80, "tcp")]);
     ports.add(&one, &list);
     let complete = ports.state();
-    let added = [
-        "translated here",
-        "not translated here",
-        "only what was translated here",
-        "the mark has served its purpose",
-        "no container has ::1",
-    ];
+    let added = ["own address", "own IPv6 address", "no container has ::1"];
     let remove_rule = |comment: &str| {
         let find = format!("nft -a list table inet cnibox_portmap | grep '\"{comment}\"'");
         let line = ports.node.sh(&find);

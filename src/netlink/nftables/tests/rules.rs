@@ -57,10 +57,6 @@ fn conditions_are_listed_by_nft_as_intended() {
             "ct state established,related accept",
         ),
         (new().match_dnat().accept(), "ct status dnat accept"),
-        (
-            new().no_bit_set(PacketField::CtMark, 1 << 27).return_to_caller(),
-            "ct mark & 0x08000000 == 0x00000000 return",
-        ),
         (new().daddr_is_local().jump_to("regular"), "fib daddr type local jump regular"),
         (new().in_set(&[PacketField::IpSaddr], PODS).accept(), "ip saddr @pods accept"),
         (new().not_in_set(&[PacketField::IpDaddr], NETS).accept(), "ip daddr != @nets accept"),
@@ -73,8 +69,6 @@ fn statements_are_listed_by_nft_as_intended() {
     let new = NftRule::new;
     shown(&[
         (new().accept().with_comment("net: pods, id: c1"), "accept comment \"net: pods, id: c1\""),
-        (new().set_ct_mark(1 << 27), "ct mark set ct mark | 0x08000000"),
-        (new().clear_ct_mark(1 << 27), "ct mark set ct mark & 0xf7ffffff"),
         (
             new().match_equal(PacketField::L4proto, TransportProtocol::Sctp).drop(),
             "meta l4proto sctp drop",
