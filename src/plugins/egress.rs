@@ -21,7 +21,7 @@ use std::net::IpAddr;
 use self::config::{EgressConfig, require_known_keys};
 use self::surroundings::{
     HostAddresses, find_answered, find_uplinks, known_ports, link_local_addresses, name_servers,
-    pin_mac, require_unused_mac, routers_of,
+    networks_of, pin_mac, require_unused_mac, routers_of,
 };
 use crate::attachment::AttachmentRecord;
 use crate::framework::{
@@ -251,16 +251,13 @@ fn find_port(
     let mut uplinks = find_uplinks(host)?;
     // Another router on the bridge is behind it.
     uplinks.extend(bridge.filter(|_| bridge_mac.is_none()).map(|bridge| bridge.name.clone()));
-    let mut on_link: Vec<_> = prev.ips.iter().map(|ip| ip.address.trunc()).collect();
-    on_link.sort_unstable();
-    on_link.dedup();
     let port = EgressPart {
         end: end.name.clone(),
         mac,
         arrives_at: names_of(arrives_at),
         is_bridged: bridge.is_some(),
         bridge_mac,
-        on_link,
+        on_link: networks_of(prev),
         host: known.for_filter(&routers),
         routers,
         ips,

@@ -29,6 +29,7 @@
 //! | `firewall` | its back ends, compared by traffic, with each other and with the reference |
 //! | `flannel` | the derived configuration, records, delegates in this and in child processes |
 //! | `masquerade`, `spoof` | `ipMasq` and `macspoofchk`: traffic, rules, compatibility |
+//! | `xt_flavours`, `xt_modules` | nodes with both flavours of iptables; kernels without one of its modules |
 //! | `portmap` | port mappings with nftables, both iptables, and the reference's layout |
 //! | `route_override` | routes deleted and added: attributes, traffic, records, CHECK, compatibility |
 //! | `sbr` | source-based routing: tables, rules, traffic over two uplinks, compatibility |

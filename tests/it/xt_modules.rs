@@ -14,8 +14,8 @@ use crate::support::node::{Container, Node, executable};
 /// Returns that name.
 fn lose_extension(node: &Node, name: &str) -> String {
     let (copy, changed) = (node.path("cnibox"), format!("{}Q", &name[..name.len() - 1]));
-    let line = format!("LC_ALL=C sed 's/{name}/{changed}/g'");
-    node.sh(&format!("{line} {} >{} && chmod 755 {1}", executable().display(), copy.display()));
+    let sed = format!("LC_ALL=C sed 's/{name}/{changed}/g'");
+    node.sh(&format!("{sed} {} >{} && chmod 755 {1}", executable().display(), copy.display()));
     for entry in fs::read_dir(node.bin()).unwrap() {
         let link = entry.unwrap().path();
         fs::remove_file(&link).unwrap();

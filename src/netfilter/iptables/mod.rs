@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use self::extensions::EXTENSIONS;
 pub use self::extensions::{PORT_EXTENSIONS, XT_COMMENT, XT_CONNTRACK, XT_MASQUERADE};
 pub use self::table::{IptablesRule, IptablesTable};
-use crate::cmd;
+use crate::cmd::{self, ProgramOutput};
 use crate::files::lock::FileLock;
 use crate::netlink::IpFamily;
 use crate::netlink::nftables::{self, NftSocket, XtExtension};
@@ -121,7 +121,7 @@ pub fn list_legacy_chain(family: IpFamily, table: &str, chain: &str) -> Option<V
 pub(super) fn has_legacy_chain(table: &str, chains: &[&str]) -> bool {
     let Some(program) = cmd::find_program("iptables-legacy") else { return false };
     let listed = cmd::run_program(&program, &["-w", "5", "-t", table, "-S"], "");
-    let text = listed.and_then(|output| output.require_success()).unwrap_or_default();
+    let text = listed.and_then(ProgramOutput::require_success).unwrap_or_default();
     text.lines().filter_map(|line| line.strip_prefix("-N ")).any(|name| chains.contains(&name))
 }
 

@@ -27,7 +27,6 @@ pub enum PacketField {
     Ip6Daddr,
     Dport,
     EtherSaddr,
-    EtherDaddr,
     /// `ether type`, also of a VLAN tag that is not in the frame's data.
     EtherType,
     CtState,
@@ -74,7 +73,6 @@ impl PacketField {
             PacketField::Nfproto => ("meta", &[NFT_META_NFPROTO], 1),
             PacketField::L4proto => ("meta", &[NFT_META_L4PROTO], 1),
             PacketField::EtherSaddr => ("payload", &[LINK, 6, 6], 6),
-            PacketField::EtherDaddr => ("payload", &[LINK, 0, 6], 6),
             PacketField::EtherType => ("payload", &[LINK, 12, 2], 2),
             PacketField::IpSaddr => ("payload", &[NETWORK, 12, 4], 4),
             PacketField::IpDaddr => ("payload", &[NETWORK, 16, 4], 4),
@@ -133,7 +131,7 @@ impl PacketField {
             }
             // In the family netdev only for nft: without it nft lists a number of 48 bits, which it
             // does not read.
-            PacketField::EtherSaddr | PacketField::EtherDaddr if family != TableFamily::Bridge => {
+            PacketField::EtherSaddr if family != TableFamily::Bridge => {
                 return Some((PacketField::IifType, ARPHRD_ETHER.to_ne_bytes().to_vec()));
             }
             _ => return None,

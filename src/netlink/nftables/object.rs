@@ -127,11 +127,6 @@ pub enum NetfilterHook {
     Postrouting = libc::NF_INET_POST_ROUTING as isize,
 }
 
-/// The hook of a link for the frames that it receives: of the family netdev, and of inet (Linux
-/// 5.10).
-const NF_NETDEV_INGRESS: u32 = 0;
-const NF_INET_INGRESS: u32 = 5;
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BaseChain<'a> {
     kind: &'static str,
@@ -161,12 +156,10 @@ impl<'a> NftChain<'a> {
     }
 
     /// `type filter hook ingress device ".." priority ..`, in a table of the family netdev, which
-    /// sees all frames, or inet, which sees packets.
+    /// sees all frames, or inet (Linux 5.10), which sees packets.
     pub const fn at_ingress_of(self, device: &'a str, priority: i32) -> NftChain<'a> {
-        let hook = match self.table.family {
-            TableFamily::Inet => NF_INET_INGRESS,
-            _ => NF_NETDEV_INGRESS,
-        };
+        let is_inet = matches!(self.table.family, TableFamily::Inet);
+        let hook = if is_inet { NF_INET_INGRESS } else { NF_NETDEV_INGRESS };
         let base = BaseChain { kind: "filter", hook, priority, device: Some(device) };
         NftChain { base: Some(base), ..self }
     }

@@ -84,6 +84,7 @@ constants! { u32: NFT_TABLE_F_DORMANT = 1 }
 constants! { u32: NFT_LIMIT_F_INV = 1, NFT_CONNLIMIT_F_INV = 1 }
 constants! { u32: NFT_REJECT_TCP_RST = 1, NFT_REJECT_ICMPX_UNREACH = 2 }
 constants! { u8: NFT_REJECT_ICMPX_ADMIN_PROHIBITED = 3 }
+constants! { u32: NF_NETDEV_INGRESS = 0, NF_INET_INGRESS = 5 }
 // `linux/if_packet.h`
 constants! { u8: IP_CT_DIR_ORIGINAL = 0 }
 constants! { u8: PACKET_HOST = 0, PACKET_OTHERHOST = 3 }

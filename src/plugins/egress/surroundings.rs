@@ -43,6 +43,14 @@ pub(super) fn link_local_addresses(
     Ok(all)
 }
 
+/// The networks of the container's addresses.
+pub(super) fn networks_of(prev: &CniResult) -> Vec<IpNet> {
+    let mut on_link: Vec<_> = prev.ips.iter().map(|ip| ip.address.trunc()).collect();
+    on_link.sort_unstable();
+    on_link.dedup();
+    on_link
+}
+
 /// The addresses to which the host's routes lead by one of the interfaces: to a container behind a
 /// bridge without a gateway they may lead away.
 pub(super) fn find_answered(

@@ -63,7 +63,7 @@ fn services_keep_source_addresses_of_clients() {
     }
 }
 
-/// Policy routing and QoS mark connections, and accept them by the whole mark.
+/// Policy routing and traffic shaping mark connections, and accept them by the whole mark.
 #[test]
 fn marks_of_other_programs_change_nothing() {
     for rules in ALL {
