@@ -52,27 +52,46 @@ fn all_commands() -> impl Iterator<Item = (&'static str, &'static str)> {
     ])
 }
 
-/// Whether `name` is that of the executable, whose first argument is an applet or a command. The
-/// name of a release's file, such as `cnibox-0.1.0-x86_64`, is one.
+/// Whether `name` is that of the executable, whose first argument is an applet or a command: also
+/// that of a release's file, such as `cnibox-0.1.0-x86_64`, and of a file that is being replaced,
+/// such as `cnibox.new` and `.cnibox`.
 pub fn is_own_name(name: &str) -> bool {
-    name == "cnibox" || name.starts_with("cnibox-")
+    name.trim_start_matches('.').starts_with("cnibox")
 }
 
-/// Runs the executable under the name of an applet. A link of a tool without an argument prints
-/// what a plugin prints, and its help: programs such as Nomad start each file in a directory of
-/// plugins to find out which plugin it is.
+/// Runs the executable under the name of an applet.
 pub fn run_linked_applet(applet: &Applet, args: Vec<String>, table: AppletTable) -> ExitCode {
-    let AppletMain::Tool(tool) = applet.main else { return run::main(applet, args, table) };
+    match applet.main {
+        AppletMain::Tool(tool) => run_linked_tool(applet.name, tool, args, table),
+        _ => run::main(applet, args, table),
+    }
+}
+
+/// Runs the executable under the name of a tool or command. Without an argument it prints what a
+/// plugin prints, and its help: programs such as Nomad start each file in a directory of plugins to
+/// find out which plugin it is.
+fn run_linked_tool(
+    name: &str,
+    tool: ToolFunction,
+    args: Vec<String>,
+    table: AppletTable,
+) -> ExitCode {
     if !args.is_empty() {
         return tool(args, table);
     }
     if is_called_by_runtime() {
-        let error = Error::config(format!("\"{}\" is a tool, not a plugin", applet.name));
+        let error = Error::config(format!("\"{name}\" is a tool, not a plugin"));
         let error = error.with_details("correct \"type\" in the network configuration");
         return print_error(&error, SpecVersion::NEWEST);
     }
-    run::print_about(applet.name, &SpecVersion::ALL);
+    run::print_about(name, &SpecVersion::ALL);
     tool(vec!["--help".to_owned()], table)
+}
+
+/// The command of this name that is not an applet.
+fn find_command(name: &str) -> Option<ToolFunction> {
+    let found = COMMANDS.iter().find(|(tool, _)| tool.name_and_summary().0 == name);
+    found.map(|(_, main)| *main)
 }
 
 fn is_called_by_runtime() -> bool {
@@ -83,7 +102,10 @@ fn is_called_by_runtime() -> bool {
 pub fn main(name: &str, args: &[String], table: AppletTable) -> ExitCode {
     let applets = table.applets;
     if !is_own_name(name) {
-        return refuse_unknown_name(name, applets, ExitCode::FAILURE);
+        return match find_command(name) {
+            Some(main) => run_linked_tool(name, main, args.to_vec(), table),
+            None => refuse_unknown_name(name, applets, ExitCode::FAILURE),
+        };
     }
     let text = match args.first().map(String::as_str) {
         None | Some("help" | "--help" | "-h") => help_text(applets),
@@ -96,8 +118,8 @@ pub fn main(name: &str, args: &[String], table: AppletTable) -> ExitCode {
             None => options::version_text(),
         },
         Some(word) => {
-            return match COMMANDS.iter().find(|(tool, _)| tool.name_and_summary().0 == word) {
-                Some((_, main)) => main(args[1..].to_vec(), table),
+            return match find_command(word) {
+                Some(main) => main(args[1..].to_vec(), table),
                 None => refuse_unknown_name(word, applets, WRONG_USAGE.into()),
             };
         }

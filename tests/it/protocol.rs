@@ -10,7 +10,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::support::net::{Net, merged};
-use crate::support::node::{Container, Node};
+use crate::support::node::{Container, Node, executable};
 use crate::support::strace;
 
 const PLUGINS: [&str; 4] = ["bridge", "host-local", "loopback", "ptp"];
@@ -179,22 +179,43 @@ fn keys_match_in_any_case_and_null_is_absent() {
 #[test]
 fn unknown_names_get_a_clear_error() {
     let node = Node::new();
-    std::os::unix::fs::symlink(crate::support::node::executable(), node.bin().join("brigde"))
-        .unwrap();
+    std::os::unix::fs::symlink(executable(), node.bin().join("brigde")).unwrap();
     let error = node.call("brigde", "ADD").error();
     assert_eq!(error.brief(), (7, "cnibox has no applet \"brigde\""));
     assert_eq!(error.details, "did you mean \"bridge\"?");
     let outcome = node.call("brigde", "").without("CNI_COMMAND").run();
     assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(1), ""));
     assert!(outcome.stderr.contains("no applet \"brigde\""));
-    std::os::unix::fs::symlink(crate::support::node::executable(), node.bin().join("frobnicate"))
-        .unwrap();
+    std::os::unix::fs::symlink(executable(), node.bin().join("frobnicate")).unwrap();
     assert!(
         node.call("frobnicate", "ADD")
             .error()
             .details
             .starts_with("the applets are: bandwidth, bond, bridge, ")
     );
+}
+
+/// An executable is replaced by renaming a file beside it, and commands have links as applets have.
+#[test]
+fn the_executable_and_its_commands_have_names() {
+    let node = Node::new();
+    let called = |name: &str, args: &[&str]| {
+        std::os::unix::fs::symlink(executable(), node.bin().join(name)).unwrap();
+        let outcome = node.tool(name, args).run();
+        assert_eq!((outcome.status, &*outcome.stderr), (Some(0), ""), "{name}");
+        outcome.stdout
+    };
+    for name in ["cnibox.new", ".cnibox", "cnibox2", "cnibox-0.2.0-x86_64"] {
+        assert!(called(name, &["version"]).starts_with("cnibox "), "{name}");
+    }
+    for name in ["doctor", "lint", "gc", "install", "trace"] {
+        assert!(called(name, &["--help"]).starts_with(&format!("{name}: ")), "{name}");
+        // As with the links of other tools, nothing is done without arguments.
+        let alone = node.tool(name, &[]).run().stdout;
+        assert!(alone.contains(&format!("\n  cnibox {name}")), "{name}: {alone}");
+        let error = node.call(name, "ADD").error();
+        assert_eq!(error.brief(), (7, &*format!("\"{name}\" is a tool, not a plugin")));
+    }
 }
 
 /// The kernel assigns a closed standard descriptor to the next opened file, so the result could be
@@ -309,7 +330,7 @@ fn a_set_user_id_copy_refuses_other_users() {
         (output.status.code(), error["msg"].as_str().unwrap_or_default().to_owned(), said)
     };
     let install = |mode: u32| {
-        fs::copy(crate::support::node::executable(), &copy).unwrap();
+        fs::copy(executable(), &copy).unwrap();
         fs::set_permissions(&copy, fs::Permissions::from_mode(mode)).unwrap();
     };
     let refusal = "set-user-id, set-group-id or with file capabilities: refused";
