@@ -38,7 +38,8 @@ tree() {
     share=$root/usr/share
     mkdir -p "$root/usr/bin" "$share/doc/cnibox" "$share/bash-completion/completions" \
         "$share/zsh/$zsh" "$share/fish/vendor_completions.d" \
-        "$root/usr/lib/systemd/system" "$root/usr/lib/tmpfiles.d"
+        "$root/usr/lib/systemd/system" "$root/usr/lib/tmpfiles.d" \
+        "$root/usr/lib/systemd/network" "$root/usr/lib/NetworkManager/conf.d"
     for name in cnibox cnitool; do
         ln -sr "$root$plugins/cnibox" "$root/usr/bin/$name"
     done
@@ -53,6 +54,8 @@ tree() {
         sed "s,^ExecStart=/opt/cni/bin/,ExecStart=$plugins/," "$unit" >"$root/usr/lib/systemd/system/${unit##*/}"
     done
     cp packaging/tmpfiles.d/*.conf "$root/usr/lib/tmpfiles.d/"
+    cp packaging/links/*.network "$root/usr/lib/systemd/network/"
+    cp packaging/links/*.conf "$root/usr/lib/NetworkManager/conf.d/"
     chmod -R u=rwX,go=rX "$root"
 }
 
