@@ -96,13 +96,10 @@ pub(super) fn update_table(
         }
         found.require_hooks(family)?;
         let Some((batch, used)) = found.into_batch(family) else { return Ok(false) };
-        let committed = if is_raced {
-            commit_if_present(nft, family, nft_table_for(family, name), &batch, &used)
-        } else {
-            nft.commit_at_generation(batch, generation).map(|()| true)
-        };
-        match committed {
-            Ok(false) => {}
+        let (table, generation) = (nft_table_for(family, name), Some(generation));
+        let read = || generation_with_rules(nft, family, table, &used);
+        let Some(generation) = (if is_raced { read()? } else { generation }) else { continue };
+        match nft.commit_at_generation(batch, generation) {
             Err(error) if error.errno() == Some(Errno::ERESTART) => {}
             // A rule of another program jumps to a chain, which stays, without rules.
             Err(error) if error.errno() == Some(Errno::EBUSY) && !keeps_chains => {
@@ -114,7 +111,7 @@ pub(super) fn update_table(
             Err(error) if matches!(error.errno(), Some(Errno::ENOENT | Errno::EOPNOTSUPP)) => {
                 return Ok(false);
             }
-            outcome => return Ok(outcome?),
+            outcome => return Ok(outcome.map(|()| true)?),
         }
     }
     Err(others_kept_changing("change", name))
@@ -125,30 +122,23 @@ fn others_kept_changing(what: &str, name: &str) -> Error {
     Error::new(ErrorCode::TRY_AGAIN, msg)
 }
 
-/// Commits the changes if the rules whose numbers they use are still there; otherwise returns
-/// false. These rules are read alone, so that the time for which nothing may change is short.
-fn commit_if_present(
+/// The present generation, if all rules whose numbers a change uses are still there. These are read
+/// alone, so that the time for which nothing may change is short. 0, which stands for any
+/// generation, if there are none.
+fn generation_with_rules(
     nft: &NftSocket,
     family: IpFamily,
     table: nftables::NftTable<'_>,
-    batch: &NftBatch,
     used: &[(IptablesRule, u64)],
-) -> NetlinkResult<bool> {
-    for _ in 0..ATTEMPTS {
-        // 0 stands for any generation.
-        let generation = if used.is_empty() { 0 } else { nft.read_generation()? };
-        for (rule, handle) in used {
-            let found = nft.find_foreign_rule(table.named_chain(&rule.chain), *handle)?;
-            if found.is_none_or(|found| decode_rule(&found.expressions, family) != rule.words) {
-                return Ok(false);
-            }
-        }
-        match nft.commit_at_generation(batch.clone(), generation) {
-            Err(error) if error.errno() == Some(Errno::ERESTART) => {}
-            outcome => return outcome.map(|()| true),
+) -> NetlinkResult<Option<u32>> {
+    let generation = if used.is_empty() { 0 } else { nft.read_generation()? };
+    for (rule, handle) in used {
+        let found = nft.find_foreign_rule(table.named_chain(&rule.chain), *handle)?;
+        if found.is_none_or(|found| decode_rule(&found.expressions, family) != rule.words) {
+            return Ok(None);
         }
     }
-    Ok(false)
+    Ok(Some(generation))
 }
 
 impl TableSnapshot {
