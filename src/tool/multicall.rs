@@ -63,7 +63,7 @@ pub fn is_own_name(name: &str) -> bool {
 pub fn run_linked_applet(applet: &Applet, args: Vec<String>, table: AppletTable) -> ExitCode {
     match applet.main {
         AppletMain::Tool(tool) => run_linked_tool(applet.name, tool, args, table),
-        _ => run::main(applet, args, table),
+        AppletMain::Plugin(_) => run::main(applet, args, table),
     }
 }
 
