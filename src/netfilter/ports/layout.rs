@@ -128,12 +128,12 @@ pub(super) const LAYOUT: TableLayout = TableLayout {
         (
             POSTROUTING,
             &[
-                ("by container", || {
+                ("by container, for an own address", || {
                     let own = NftRule::new().match_dnat();
                     let own = own.in_set(&[PacketField::CtOriginalIpDaddr], LOCAL[0]);
                     own.verdict_by_map(&[PacketField::IpDaddr], MAPPED[0])
                 }),
-                ("by IPv6 container", || {
+                ("by IPv6 container, for an own address", || {
                     let own = NftRule::new().match_dnat();
                     let own = own.in_set(&[PacketField::CtOriginalIp6Daddr], LOCAL[1]);
                     own.verdict_by_map(&[PacketField::Ip6Daddr], MAPPED[1])

@@ -159,7 +159,10 @@ fn check_reports_every_kind_of_damage() {
     for (damage, says) in [
         ("delete element inet cnibox_portmap any4 { tcp . 8080 }", "tcp . 8080 is missing in map"),
         ("delete element inet cnibox_portmap mapped4 { 10.1.2.2 }", "10.1.2.2 is missing in map"),
-        ("flush chain inet cnibox_portmap postrouting", "rule \"by container\" is missing"),
+        (
+            "flush chain inet cnibox_portmap postrouting",
+            "rule \"by container, for an own address\" is missing",
+        ),
         ("flush map inet cnibox_portmap attachments", "attachments"),
         ("delete table inet cnibox_portmap", "table inet cnibox_portmap is gone"),
     ] {

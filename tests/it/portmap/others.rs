@@ -163,6 +163,48 @@ fn tables_of_an_earlier_release_are_completed() {
     assert!(near.is_some() && tcp(&peer, &one.container, "192.0.2.1:8080", 80).is_some());
 }
 
+/// The rules of a build that set a bit of the connection's mark: rules are recognised by their
+/// comments, and the next ADD replaces all that have changed.
+#[test]
+fn rules_that_depend_on_a_mark_are_replaced() {
+    let ports = Ports::new(Rules::Nftables, "1.1.0");
+    let (one, two, peer) = (ports.pod("c1"), ports.pod("c2"), ports.peer());
+    ports.add(&one, &json!([mapping(8080, 80, "tcp")]));
+    let complete = ports.state();
+    let former = ports.node.path("former.nft");
+    let rules = r#"
+        flush chain inet cnibox_portmap hostports
+        flush chain inet cnibox_portmap postrouting
+        table inet cnibox_portmap {
+            chain hostports {
+                ct mark set ct mark | 0x08000000 comment "translated here"
+                jump conditional comment "under conditions"
+                dnat ip to ip daddr . meta l4proto . th dport map @host4 comment "one address"
+                meta nfproto ipv4 dnat ip to meta l4proto . th dport map @any4 comment "any address"
+                dnat ip6 to ip6 daddr . meta l4proto . th dport map @host6 comment "one IPv6 address"
+                meta nfproto ipv6 dnat ip6 to meta l4proto . th dport map @any6 comment "any IPv6 address"
+                ct mark set ct mark & 0xf7ffffff comment "not translated here"
+            }
+            chain postrouting {
+                ct mark & 0x08000000 == 0x00000000 return comment "only what was translated here"
+                ct mark set ct mark & 0xf7ffffff comment "the mark has served its purpose"
+                ct status dnat ip daddr vmap @mapped4 comment "by container"
+                ct status dnat ip6 daddr vmap @mapped6 comment "by IPv6 container"
+            }
+        }"#;
+    std::fs::write(&former, rules).unwrap();
+    ports.node.sh(&format!("nft -f {}", former.display()));
+    assert!(tcp(&ports.node, &one.container, "127.0.0.1:8080", 80).is_some(), "as they were");
+    let other = json!([mapping(8081, 80, "tcp")]);
+    ports.add(&two, &other);
+    ports.del(&two, &other);
+    assert_eq!(ports.state(), complete);
+    assert!(tcp(&ports.node, &one.container, "127.0.0.1:8080", 80).is_some());
+    for client in [&one.container, &two.container, &peer] {
+        assert!(tcp(client, &one.container, "192.0.2.1:8080", 80).is_some());
+    }
+}
+
 /// No hostIP, "0.0.0.0" and "::" mean all addresses: one port in two spellings is one mapping, to
 /// two ports a mistake.
 #[test]
