@@ -1,5 +1,6 @@
 //! portmap: every verb in every version, traffic, both back ends, compatibility with the reference.
 
+mod clients;
 mod ended;
 mod lifecycle;
 mod others;

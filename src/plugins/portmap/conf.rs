@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use serde::Deserialize;
 
 use crate::netfilter::iptables::table;
@@ -17,7 +18,7 @@ use cni::ip;
 /// The default bit of packets' marks that requests masquerading.
 const MARK_BIT: u8 = 13;
 
-/// The maximum number of rules for the ports of a family: lists in conditions multiply the rules.
+/// The maximum number of rules for the ports of a family: lists of networks multiply the rules.
 const MOST_RULES: usize = 10_000;
 
 /// The keys of a portmap plugin.
@@ -38,6 +39,8 @@ pub struct PortmapConfig {
     conditions_v4: Vec<String>,
     /// Additional conditions for IPv6.
     conditions_v6: Vec<String>,
+    /// The networks and addresses of the clients that may use the ports. Default: all clients.
+    allow_from: Option<Vec<String>>,
     runtime_config: PortmapRuntimeConfig,
 }
 
@@ -68,6 +71,7 @@ impl PortmapConfig {
             return Err(Error::config("Cannot specify externalSetMarkChain and markMasqBit"));
         }
         self.mark_bit()?;
+        self.allowed_clients()?;
         let backend = RuleBackend::parse(Some(&self.backend), "unrecognized backend")?;
         backend.map_or(Ok(()), |backend| self.require_keys_of(backend))?;
         Ok(backend)
@@ -78,6 +82,41 @@ impl PortmapConfig {
         let backend =
             RuleBackend::choose_for_add(self.configured_backend()?, filter, &ports::FEATURE);
         self.require_keys_of(backend).map(|()| backend)
+    }
+
+    /// The networks of the clients that may use the ports; `None` means all clients.
+    pub(super) fn allowed_clients(&self) -> Result<Option<Vec<IpNet>>> {
+        let Some(texts) = &self.allow_from else { return Ok(None) };
+        if texts.is_empty() {
+            return Err(Error::config("\"allowFrom\" is empty: no client could use the ports")
+                .with_details("list networks or addresses of clients, or leave the key out"));
+        }
+        let ports = self.port_count();
+        if texts.len().saturating_mul(ports) > MOST_RULES {
+            return Err(too_many_rules("allowFrom", ports));
+        }
+        let parse = |(at, text): (usize, &String)| {
+            let net = ip::parse_cidr(text).or_else(|_| ip::parse_ip(text).map(ip::host_net));
+            net.map(|net| net.trunc()).map_err(|_| {
+                Error::config(format!("allowFrom[{at}] {text:?}: not a network or address"))
+                    .with_details(
+                        "write it as \"203.0.113.0/24\", \"2001:db8::/32\" or \"192.0.2.7\"",
+                    )
+            })
+        };
+        texts.iter().enumerate().map(parse).collect::<Result<_>>().map(Some)
+    }
+
+    /// The number of ports, at least 1.
+    fn port_count(&self) -> usize {
+        self.runtime_config.port_mappings.len().max(1)
+    }
+
+    /// The allowed networks of a family; none if all clients are allowed.
+    fn allowed_networks(&self, family: IpFamily) -> Result<Vec<IpNet>> {
+        let mut nets = self.allowed_clients()?.unwrap_or_default();
+        nets.retain(|net| IpFamily::of_address(net.addr()) == family);
+        Ok(nets)
     }
 
     fn mark_bit(&self) -> Result<u8> {
@@ -106,9 +145,7 @@ impl PortmapConfig {
         if !is_iptables && self.external_set_mark_chain.is_some() {
             foreign.push("externalSetMarkChain");
         }
-        for (key, words) in
-            [("conditionsV4", &self.conditions_v4), ("conditionsV6", &self.conditions_v6)]
-        {
+        for (key, words) in self.condition_lists() {
             let first = words.first().filter(|first| !first.is_empty());
             if first.is_some_and(|first| first.starts_with(['-', '!']) != is_iptables) {
                 foreign.push(key);
@@ -133,20 +170,40 @@ impl PortmapConfig {
         if let Some(chain) = &self.external_set_mark_chain {
             table::require_chain_name("externalSetMarkChain", chain)?;
         }
-        table::require_words("conditionsV4", &self.conditions_v4)?;
-        table::require_words("conditionsV6", &self.conditions_v6)
+        for (key, words) in self.condition_lists() {
+            table::require_words(key, words)?;
+            // iptables refuses a second source.
+            let source = words.iter().find(|word| ["-s", "--src", "--source"].contains(&&***word));
+            if let Some(source) = source.filter(|_| self.allow_from.is_some()) {
+                return Err(Error::config(format!("\"{source}\" of {key} beside \"allowFrom\""))
+                    .with_details("with iptables, sources can be in one of the two keys only"));
+            }
+        }
+        Ok(())
     }
 
-    /// The conditions with nftables. With iptables they are [`IptablesOptions`].
+    fn condition_lists(&self) -> [(&'static str, &Vec<String>); 2] {
+        [("conditionsV4", &self.conditions_v4), ("conditionsV6", &self.conditions_v6)]
+    }
+
+    /// The conditions with nftables, the allowed clients included. With iptables they are
+    /// [`IptablesOptions`].
     pub(super) fn nftables_conditions(&self, backend: RuleBackend) -> Result<MappingConditions> {
         if backend == RuleBackend::Iptables {
             return Ok(MappingConditions::default());
         }
-        let ports = self.runtime_config.port_mappings.len().max(1);
-        let parsed =
-            MappingConditions::parse(&self.conditions_v4, &self.conditions_v6, MOST_RULES / ports);
-        parsed.map_err(|(family, why)| {
-            let key = if family == IpFamily::V4 { "conditionsV4" } else { "conditionsV6" };
+        let ports = self.port_count();
+        let with_clients = |family, words: &[String], protocol| {
+            let nets: Vec<_> =
+                self.allowed_networks(family)?.iter().map(ToString::to_string).collect();
+            let clients = format!("{protocol} saddr {{ {} }}", nets.join(", "));
+            Ok::<_, Error>([words, &[clients][usize::from(nets.is_empty())..]].concat())
+        };
+        let v4 = with_clients(IpFamily::V4, &self.conditions_v4, "ip")?;
+        let v6 = with_clients(IpFamily::V6, &self.conditions_v6, "ip6")?;
+        MappingConditions::parse(&v4, &v6, MOST_RULES / ports).map_err(|(family, why)| {
+            let [(v4, _), (v6, _)] = self.condition_lists();
+            let key = if family == IpFamily::V4 { v4 } else { v6 };
             match why {
                 ConditionRefusal::Word(word) => {
                     let msg = format!("\"{key}\": \"{word}\" is not supported with nftables");
@@ -156,10 +213,7 @@ impl PortmapConfig {
                          \"iptables\"",
                     )
                 }
-                ConditionRefusal::TooMany => Error::config(format!(
-                    "\"{key}\": more than {MOST_RULES} rules for {ports} ports"
-                ))
-                .with_details("each list in braces multiplies the rules: write larger subnets"),
+                ConditionRefusal::TooMany => too_many_rules(key, ports),
             }
         })
     }
@@ -170,6 +224,7 @@ impl PortmapConfig {
             mark_bit: self.mark_bit()?,
             set_mark_chain: self.external_set_mark_chain.clone(),
             conditions: [self.conditions_v4.clone(), self.conditions_v6.clone()],
+            clients: self.allowed_clients()?.unwrap_or_default(),
         })
     }
 
@@ -241,6 +296,11 @@ impl PortMappingConfig {
         let family = ListenAddresses::Family(IpFamily::of_address(addr));
         Ok(if addr.is_unspecified() { family } else { ListenAddresses::Address(addr) })
     }
+}
+
+fn too_many_rules(key: &str, ports: usize) -> Error {
+    Error::config(format!("\"{key}\": more than {MOST_RULES} rules for {ports} ports"))
+        .with_details("each list of networks multiplies the rules: write larger networks")
 }
 
 fn parse_port(side: &str, number: i64) -> Result<u16> {

@@ -2,8 +2,8 @@
 //! which it takes the container's addresses.
 //!
 //! Keys: `backend`, `snat`, `masqAll`, `markMasqBit`, `externalSetMarkChain`, `conditionsV4`,
-//! `conditionsV6`; the ports come with the capability `portMappings`. Only packets to an address of
-//! the host itself are translated.
+//! `conditionsV6`, `allowFrom`; the ports come with the capability `portMappings`. Only packets to
+//! an address of the host itself are translated.
 //!
 //! State on the host while the container lives: elements of the table `inet cnibox_portmap`, or a
 //! chain `CNI-DN-..` of iptables. Permanently: the empty table or the chains `CNI-HOSTPORT-..`, and
@@ -76,7 +76,7 @@ impl Plugin for Portmap {
         conf.ineffective_key(backend).iter().for_each(|warning| warn!("{warning}"));
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let mut forward =
-            build_forwarding(conf, backend, mappings, first_addresses(prev, owner.ifname))?;
+            build_forwarding(conf, backend, mappings, mapped_addresses(conf, prev, owner.ifname)?)?;
         let mut undo = Rollback::new();
         let localnet = localnet_keys(cx, conf, &forward.targets, prev)?;
         forward.localnet = !localnet.is_empty();
@@ -104,7 +104,7 @@ impl Plugin for Portmap {
             return Ok(());
         }
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
-        let targets = first_addresses(prev, owner.ifname);
+        let targets = mapped_addresses(conf, prev, owner.ifname)?;
         RuleBackend::check_rules(configured, filter, &ports::FEATURE, owner, &|backend| {
             conf.require_keys_of(backend)?;
             let forward = build_forwarding(conf, backend, mappings.clone(), targets.clone())?;
@@ -131,7 +131,8 @@ impl Plugin for Portmap {
         }
         let prev = req.require_final_result()?;
         // A bridge that was created again has default parameters.
-        for key in localnet_keys(cx, conf, &first_addresses(prev, req.ifname.as_str()), prev)? {
+        let targets = mapped_addresses(conf, prev, req.ifname.as_str())?;
+        for key in localnet_keys(cx, conf, &targets, prev)? {
             if repairs.is_first_examination(&key) && sysctl::read_value(&key)? != "1" {
                 let what = format!("sysctl {key}");
                 repairs.restore_missing(what, || open_localhost(cx.packet_filter(), &[key]));
@@ -209,6 +210,16 @@ fn create_mappings(
         }
     }
     Ok(None)
+}
+
+/// The addresses to which ports are mapped: the first of each family that an allowed client has.
+fn mapped_addresses(conf: &PortmapConfig, prev: &CniResult, ifname: &str) -> Result<Vec<IpNet>> {
+    let mut targets = first_addresses(prev, ifname);
+    if let Some(clients) = conf.allowed_clients()? {
+        let family = |net: &IpNet| IpFamily::of_address(net.addr());
+        targets.retain(|target| clients.iter().any(|net| family(net) == family(target)));
+    }
+    Ok(targets)
 }
 
 /// The container's first address of each family.

@@ -99,6 +99,15 @@ pub(super) fn add_mappings(
         }
         created.push(family);
     }
+    let (common, own) = chain_names(owner);
+    // An earlier ADD may have created mappings of a family that has no client or address now.
+    for family in IpFamily::BOTH.into_iter().filter(|family| !created.contains(family)) {
+        for tables in filter.iptables_with_chains(family, NAT, &[&common, &own])? {
+            with_deletion_scope(owner, &|scope| {
+                tables.delete_from_table(NAT, scope, &|table| _ = plan_deletion(table, owner))
+            })?;
+        }
+    }
     Ok(None)
 }
 

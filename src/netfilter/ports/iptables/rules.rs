@@ -4,7 +4,7 @@
 //! it takes precedence, whichever program created the other mapping. The reference's CHECK ignores
 //! the entry, and its DEL deletes it with the chain.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -34,6 +34,9 @@ pub struct IptablesOptions {
     pub set_mark_chain: Option<String>,
     /// Additional conditions for IPv4 and IPv6, as words of iptables.
     pub conditions: [Vec<String>; 2],
+    /// The networks of the clients that may use the ports; none means all clients.
+    #[serde(default)]
+    pub clients: Vec<IpNet>,
 }
 
 /// The required rules of an attachment in the table of one family.
@@ -68,6 +71,23 @@ impl<'a> RequiredRules<'a> {
 
     pub(super) fn condition_words(self) -> &'a [String] {
         &self.options.conditions[usize::from(self.ip_family() == IpFamily::V6)]
+    }
+
+    /// The sources of entries: each allowed network of the family. iptables-save does not print the
+    /// network of all addresses.
+    fn sources(self) -> Vec<Option<IpNet>> {
+        let is_of_family = |net: &&IpNet| IpFamily::of_address(net.addr()) == self.ip_family();
+        let nets = self.options.clients.iter().filter(is_of_family).copied();
+        let mut all: Vec<_> = nets.map(|net| Some(net).filter(|n| n.prefix_len() > 0)).collect();
+        if all.is_empty() {
+            all.push(None);
+        }
+        all
+    }
+
+    /// Whether entries have conditions, by which one container may take precedence over another.
+    fn has_conditions(self) -> bool {
+        !self.condition_words().is_empty() || !self.options.clients.is_empty()
     }
 
     /// Whether our own chains that mark and masquerade are required.
@@ -114,8 +134,11 @@ pub(super) fn entry_comment(owner: AttachmentId<'_>) -> String {
 /// The entries and the rules of the chain, in the reference's words.
 pub(super) fn attachment_rules(wanted: RequiredRules<'_>, chain: &str) -> Vec<IptablesRule> {
     // As the reference, includes mappings that are for the other family only.
-    let entries =
-        multiport_entries(wanted.owner, None, &wanted.forward.mappings.iter().collect::<Vec<_>>());
+    let mappings: Vec<_> = wanted.forward.mappings.iter().collect();
+    let entries = wanted
+        .sources()
+        .into_iter()
+        .flat_map(|source| multiport_entries(wanted.owner, [source, None], &mappings));
     let mut mappings: Vec<&MappedPort> = wanted.family_mappings().collect();
     // A mapping of a single address takes precedence over one of every address.
     sort_by_key(&mut mappings, |mapping| {
@@ -128,7 +151,6 @@ pub(super) fn attachment_rules(wanted: RequiredRules<'_>, chain: &str) -> Vec<Ip
     let of_mappings =
         mappings.into_iter().flat_map(|mapping| mapping_rules(wanted, mapping, chain));
     entries
-        .into_iter()
         .map(|entry| entry.with_words(wanted.condition_words()).with_target(chain))
         .chain(of_mappings)
         .collect()
@@ -137,7 +159,7 @@ pub(super) fn attachment_rules(wanted: RequiredRules<'_>, chain: &str) -> Vec<Ip
 /// The entries for mappings of a single address of the host. With conditions there are none: the
 /// order of the containers decides.
 pub(super) fn entries_ahead(wanted: RequiredRules<'_>, chain: &str) -> Vec<IptablesRule> {
-    if !wanted.condition_words().is_empty() {
+    if wanted.has_conditions() {
         return Vec::new();
     }
     let addrs = collect_set(wanted.family_mappings().filter_map(MappedPort::single_address));
@@ -145,17 +167,18 @@ pub(super) fn entries_ahead(wanted: RequiredRules<'_>, chain: &str) -> Vec<Iptab
         .into_iter()
         .flat_map(|addr| {
             let mappings = wanted.family_mappings().filter(|m| m.single_address() == Some(addr));
-            multiport_entries(wanted.owner, Some(addr), &mappings.collect::<Vec<_>>())
+            let nets = [None, Some(host_net(addr))];
+            multiport_entries(wanted.owner, nets, &mappings.collect::<Vec<_>>())
         })
         .map(|entry| entry.with_target(chain))
         .collect()
 }
 
-/// Entries without conditions and targets, for each protocol, with at most [`MULTIPORT`] ports
-/// each.
+/// Entries without conditions and targets from one network to another, for each protocol, with at
+/// most [`MULTIPORT`] ports each.
 fn multiport_entries(
     owner: AttachmentId<'_>,
-    addr: Option<IpAddr>,
+    nets: [Option<IpNet>; 2],
     mappings: &[&MappedPort],
 ) -> Vec<IptablesRule> {
     let protocols = collect_set(mappings.iter().map(|m| m.proto.to_string()));
@@ -164,8 +187,13 @@ fn multiport_entries(
         let mine = mappings.iter().filter(|m| m.proto.to_string() == proto);
         let ports: Vec<String> = mine.map(|m| m.host_port.to_string()).collect();
         for ports in ports.chunks(MULTIPORT) {
-            let rule =
-                with_destination(IptablesRule::new(CHAIN_TOP), addr).with_words(&["-p", &proto]);
+            let rule = ["-s", "-d"]
+                .into_iter()
+                .zip(nets)
+                .fold(IptablesRule::new(CHAIN_TOP), |rule, (option, net)| {
+                    with_network(rule, option, net)
+                });
+            let rule = rule.with_words(&["-p", &proto]);
             let rule = rule.with_comment(&entry_comment(owner));
             all.push(rule.with_words(&["-m", "multiport", "--dports", &ports.join(",")]));
         }
@@ -173,9 +201,9 @@ fn multiport_entries(
     all
 }
 
-/// Adds the address of the host, if any.
-fn with_destination(rule: IptablesRule, addr: Option<IpAddr>) -> IptablesRule {
-    addr.into_iter().fold(rule, |rule, addr| rule.with_words(&["-d", &host_net(addr).to_string()]))
+/// Adds `-s` or `-d` with a network, if any.
+fn with_network(rule: IptablesRule, option: &str, net: Option<IpNet>) -> IptablesRule {
+    net.into_iter().fold(rule, |rule, net| rule.with_words(&[option, &net.to_string()]))
 }
 
 fn mapping_rules(
@@ -187,7 +215,7 @@ fn mapping_rules(
     let (proto, port) = (mapping.proto.to_string(), mapping.host_port.to_string());
     let rule = |rule: IptablesRule| {
         let words = ["-p", &proto, "-m", &proto, "--dport", &port];
-        with_destination(rule, mapping.single_address()).with_words(&words)
+        with_network(rule, "-d", mapping.single_address().map(host_net)).with_words(&words)
     };
     let from = |source: &str| rule(IptablesRule::new(chain).with_words(&["-s", source]));
     let set_mark = options.set_mark_chain.as_deref().unwrap_or(SETMARK);
