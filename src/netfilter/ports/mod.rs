@@ -295,6 +295,20 @@ pub fn list_port_owners(filter: &PacketFilter) -> Result<Vec<PortOwner>> {
     Ok(all)
 }
 
+/// The other owners of rules for the ports of mappings with conditions, which are not reserved: the
+/// first rule serves a port.
+pub fn list_rule_owners(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    forward: &PortmapPart,
+) -> Result<Vec<PortOwner>> {
+    let mut all = Vec::new();
+    for found in nft::list_rule_owners(filter, owner, forward)? {
+        PortOwner::merge(&mut all, found);
+    }
+    Ok(all)
+}
+
 /// Deletes the rules and elements of an owner without a record, if they still redirect to the
 /// addresses that were seen, and tracked UDP connections to them.
 pub fn remove_port_owner(filter: &PacketFilter, owner: &PortOwner) -> Result<()> {

@@ -279,11 +279,43 @@ pub(super) fn list_port_owners(filter: &PacketFilter) -> Result<Vec<PortOwner>> 
         let targets = collect_set(container_address(element));
         found.push(PortOwner { ports, targets, ..parse_port_owner(element.comment.as_deref()) });
     }
-    for rule in &rules {
-        let targets = collect_set(flows::server_of_rule(rule));
-        found.push(PortOwner { targets, ..parse_port_owner(rule.comment.as_deref()) });
-    }
+    found.extend(rules.iter().map(owner_of_rule));
     Ok(found)
+}
+
+/// The owner of a rule in the chain `conditional`.
+fn owner_of_rule(rule: &RuleInfo) -> PortOwner {
+    let port = host_port_of_rule(rule).map(|(proto, port)| describe_host_port(None, port, proto));
+    let (ports, targets) = (collect_set(port), collect_set(flows::server_of_rule(rule)));
+    PortOwner { ports, targets, ..parse_port_owner(rule.comment.as_deref()) }
+}
+
+/// The port of the host that a rule in the chain `conditional` maps.
+fn host_port_of_rule(rule: &RuleInfo) -> Option<(TransportProtocol, u16)> {
+    // Then come the address and port of the container.
+    let values = rule.values();
+    let [.., proto, port, _, _] = values.as_slice() else { return None };
+    let port = u16::from_be_bytes(port.as_slice().try_into().ok()?);
+    Some(((*proto.first()?).into(), port))
+}
+
+/// The other owners of rules for the ports of a mapping with conditions.
+pub(super) fn list_rule_owners(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    forward: &PortmapPart,
+) -> Result<Vec<PortOwner>> {
+    let Some(nft) = filter.nft_socket_if_present()? else { return Ok(Vec::new()) };
+    if conditional_rules(owner, forward).is_empty() || !nft.has_object(CONDITIONAL)? {
+        return Ok(Vec::new());
+    }
+    let owns = owner.comment_matcher();
+    let mut rules = nft.find_rules_by_comment(CONDITIONAL, &|comment| {
+        comment.is_some_and(|text| parse_label(text).is_some()) && !owns(comment)
+    })?;
+    let ports: HashSet<_> = forward.mappings.iter().map(|m| (m.proto, m.host_port)).collect();
+    rules.retain(|rule| host_port_of_rule(rule).is_some_and(|port| ports.contains(&port)));
+    Ok(rules.iter().map(owner_of_rule).collect())
 }
 
 /// Deletes the elements and rules of an owner in our table if all of them redirect to addresses

@@ -196,6 +196,9 @@ fn create_mappings(
     owner: AttachmentId<'_>,
     forward: &PortmapPart,
 ) -> Result<Option<TakenPort>> {
+    for by in ports::list_rule_owners(filter, owner, forward)? {
+        port_owner::remove_port_owner_if_ended(filter, &by)?;
+    }
     let until = Instant::now() + TIMEOUT;
     let mut watch: Option<PacketFilterWatch> = None;
     while let Some(taken) = ports::add_mappings(filter, owner, forward)? {

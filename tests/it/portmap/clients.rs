@@ -109,18 +109,16 @@ fn clients_are_as_before_after_a_repair() {
         assert_eq!(repair.status, Some(0), "{repair:?}");
         at.ports.call_with("CHECK", &at.server, &ports_of_both(), &keys).ok();
         assert_eq!(at.served(), ["peer4", "peer6", "neighbour4"], "{rules:?}: {whole}");
-        let delete = match rules {
-            Rules::Nftables => "nft flush chain inet cnibox_portmap conditional".to_owned(),
-            _ => {
-                let program = at.ports.node.path("flavour").join("iptables");
-                let program = program.display();
-                format!(
-                    "(echo '*nat'; {program}-save -t nat | grep -e '-s 10.1.2.3/32' | \
-                     sed 's/^-A/-D/'; echo COMMIT) | {program}-restore -n"
-                )
-            }
-        };
-        at.ports.node.sh(&delete);
+        let program = at.ports.node.path("flavour").join("iptables");
+        let program = program.display();
+        at.ports.node.sh(&if rules == Rules::Nftables {
+            "nft flush chain inet cnibox_portmap conditional".to_owned()
+        } else {
+            format!(
+                "(echo '*nat'; {program}-save -t nat | grep -e '-s 10.1.2.3/32' | \
+                 sed 's/^-A/-D/'; echo COMMIT) | {program}-restore -n"
+            )
+        });
         at.ports.call_with("CHECK", &at.server, &ports_of_both(), &keys).error();
         let others = json!({"name": "others", "allowFrom": ["198.51.100.0/24"]});
         let more = json!([mapping(8081, 80, "tcp")]);
@@ -143,6 +141,24 @@ fn clients_and_conditions_are_combined() {
         at.add(&crate::support::net::merged(&list, &keys));
         assert_eq!(at.served(), ["peer6", "other4"], "{rules:?}");
     }
+}
+
+/// With nftables such ports are not reserved, but what a container that has ended has left serves
+/// nobody.
+#[test]
+fn rules_of_ended_containers_serve_no_client() {
+    let at = Clients::new(Rules::Nftables);
+    let keys = json!({"allowFrom": ["192.0.2.0/24"]});
+    let Clients { ports, server, neighbour, peer, .. } = at;
+    ports.call_with("ADD", &neighbour, &ports_of_both(), &keys).result();
+    let reaches = |to: &Container| tcp(&peer, to, "192.0.2.1:8080", 80).is_some();
+    assert!(reaches(&neighbour.container));
+    ports.call_with("ADD", &server, &ports_of_both(), &keys).result();
+    assert!(reaches(&neighbour.container) && !reaches(&server.container), "the first one serves");
+    ports.call_with("DEL", &server, &ports_of_both(), &keys).ok();
+    drop(neighbour);
+    ports.call_with("ADD", &server, &ports_of_both(), &keys).result();
+    assert!(reaches(&server.container), "{}", ports.state());
 }
 
 #[test]
