@@ -70,8 +70,9 @@ pub(super) const MAPPED: [NftSet<'_>; 2] = [
     TABLE.verdict_map("mapped6", &[ValueType::Ipv6Addr]),
 ];
 
-/// A connection is looked up right after its address was added.
-const LOCAL_TIMEOUT: u32 = 60;
+/// In seconds. A connection is looked up right after its address was added, unless a program that
+/// receives packets in between (`queue`) is slow.
+const LOCAL_TIMEOUT: u32 = 10;
 /// As many as a node has, on `kube-ipvs0` too.
 const MOST_LOCAL: u32 = 65536;
 

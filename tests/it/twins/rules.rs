@@ -8,6 +8,7 @@ use regex_lite::{Captures, Regex};
 
 use super::plan::{Extra, Network, Rules};
 use crate::support::node::Node;
+use crate::support::snapshot::without_recorded;
 
 /// A rule, and whose it is as far as it says.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,7 +75,7 @@ pub(super) fn rules(node: &Node, rules: Rules) -> Vec<Rule> {
     }
     let said = words.iter().filter_map(said_by_iptables);
     let set: BTreeSet<Rule> =
-        said.chain(said_by_nftables(&node.sh("nft -s list ruleset"))).collect();
+        said.chain(said_by_nftables(&without_recorded(&node.sh("nft -s list ruleset")))).collect();
     set.into_iter().collect()
 }
 

@@ -25,6 +25,7 @@ use super::{Mutant, view};
 use crate::support::conflist::{Attached, Conflist, Failed};
 use crate::support::node::{Container, Node, eventually};
 use crate::support::parallel::at_once;
+use crate::support::snapshot::without_recorded;
 
 /// Whose plugins a node has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -653,7 +654,7 @@ END"
     }
 
     fn left(&self) -> Vec<String> {
-        let rules = self.node.sh("nft -s list ruleset");
+        let rules = without_recorded(&self.node.sh("nft -s list ruleset"));
         let ports = PORTS.map(|port| port.to_string());
         let is_ours = |line: &&str| {
             line.contains("twin-")
