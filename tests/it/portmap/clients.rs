@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{ALL, Pod, Ports, Rules, mapping, tcp, udp};
-use crate::support::node::Container;
+use crate::support::node::{Container, eventually};
 use crate::support::traffic::Place;
 
 fn ports_of_both() -> Value {
@@ -156,7 +156,11 @@ fn rules_of_ended_containers_serve_no_client() {
     ports.call_with("ADD", &server, &ports_of_both(), &keys).result();
     assert!(reaches(&neighbour.container) && !reaches(&server.container), "the first one serves");
     ports.call_with("DEL", &server, &ports_of_both(), &keys).ok();
+    let pairs = || ports.node.sh("ip -br link show type veth").lines().count();
+    let before = pairs();
     drop(neighbour);
+    // The kernel deletes a namespace later.
+    eventually("the pair is gone", || pairs() < before);
     ports.call_with("ADD", &server, &ports_of_both(), &keys).result();
     assert!(reaches(&server.container), "{}", ports.state());
 }
