@@ -46,6 +46,8 @@ const FEATURES: [Feature; 11] = [
         name: "conditions",
         list: conditions,
         runtime: |i| ports(if i == 0 { 100 } else { 1 }, i),
+        // The rules of others are read: one of a container that has ended would serve the port.
+        more: [12, 1800],
         ..Feature::PLAIN
     },
     Feature {
