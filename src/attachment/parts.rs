@@ -131,13 +131,15 @@ impl RecordStore {
         self.stored_records(file::list_instances(self.0, None))
     }
 
-    /// Like [`iter_parts`](RecordStore::iter_parts), without the attachment `except`.
+    /// Like [`iter_parts`](RecordStore::iter_parts), without the attachment `except`. On tmpfs the
+    /// oldest one is the first.
     pub fn records_of_others<T: DeserializeOwned>(
         self,
         except: AttachmentId<'_>,
     ) -> impl Iterator<Item = StoredRecord<T>> + use<T> {
         let (mut instances, own) = (file::list_instances(self.0, None), except.instance_id());
         instances.retain(|instance| *instance != own);
+        instances.reverse();
         self.stored_records(instances)
     }
 

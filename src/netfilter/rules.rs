@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::elements::find_other_record;
-use super::iptables::{ChainScope, IptablesHandle, IptablesTable};
+use super::iptables::{ChainScope, IptablesHandle, IptablesRule, IptablesTable};
 use super::names::AttachmentId;
 use crate::attachment::{RecordStore, StoredRecord};
 use crate::netlink::IpFamily;
@@ -29,9 +29,9 @@ pub struct RecordedRules {
     /// Creates the rules of one record unless they exist. The slice has the records of other
     /// attachments, too. Returns what prevents that, if anything.
     pub plan: PlanRecord,
-    /// Whether a chain that ADD reads lacks rules of this other record. The part is that of the
-    /// attachment to add, if that is in the same network.
-    pub is_flushed: fn(&IptablesTable, IpFamily, &StoredRecord<Value>, Option<&Value>) -> bool,
+    /// Rules, or parts of rules, that the table has unless it was flushed: those of this other
+    /// record. The part is that of the attachment to add, if that is in the same network.
+    pub expected: fn(IpFamily, &StoredRecord<Value>, Option<&Value>) -> Vec<IptablesRule>,
 }
 
 /// Opens the tables of the node's default iptables.
@@ -48,6 +48,7 @@ type PlanRecord = fn(
 impl RecordedRules {
     /// For ADD: commits the changes of `plan`, and the rules of all other attachments if those of
     /// one of them are missing. Rules of others that cannot be restored do not prevent the ADD.
+    /// The beginnings of chains end with the rules of that one.
     pub fn add(
         &self,
         tables: &IptablesHandle<'_>,
@@ -60,12 +61,13 @@ impl RecordedRules {
         let part = &serde_json::to_value(part).map_err(|e| Error::internal(e.to_string()))?;
         let other = find_other_record(self.kept, owner, |content| (self.is_of)(content, family));
         let restores = Cell::new(false);
-        let is_flushed = |table: &IptablesTable, other: &StoredRecord<Value>| {
+        let expected = other.map_or(Vec::new(), |other| {
             let in_network = other.record.network == owner.network;
-            (self.is_flushed)(table, family, other, Some(part).filter(|_| in_network))
-        };
+            (self.expected)(family, &other, Some(part).filter(|_| in_network))
+        });
+        let scope = scope.until(&expected);
         let plan_with_others = |table: &mut IptablesTable| {
-            restores.set(other.as_ref().is_some_and(|other| is_flushed(table, other)));
+            restores.set(!expected.iter().all(|part| table.has_words_of(part)));
             if restores.get() {
                 table.require_all_chains();
                 let all = self.records_of_family(family);

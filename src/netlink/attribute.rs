@@ -136,8 +136,12 @@ impl<'a> ReplyAttribute<'a> {
 
     /// A string, without the terminating NUL.
     pub(super) fn to_text(self) -> String {
-        let end = self.value.iter().position(|byte| *byte == 0).unwrap_or(self.value.len());
-        String::from_utf8_lossy(&self.value[..end]).into_owned()
+        String::from_utf8_lossy(self.to_bytes()).into_owned()
+    }
+
+    /// The bytes before the terminating NUL.
+    pub(super) fn to_bytes(self) -> &'a [u8] {
+        self.value.split(|byte| *byte == 0).next().unwrap_or_default()
     }
 
     pub(super) fn nested_attributes(self) -> impl Iterator<Item = ReplyAttribute<'a>> {

@@ -47,6 +47,8 @@ pub(super) struct NetlinkSocket {
     keeper: Option<DeferredClose>,
     protocol: isize,
     sequence: Cell<u32>,
+    /// The size of the buffer for one read.
+    size: usize,
     /// The memory of [`NetlinkSocket::receive_datagram`].
     buffer: RefCell<Vec<u8>>,
 }
@@ -68,6 +70,11 @@ impl Drop for NetlinkSocket {
 impl NetlinkSocket {
     /// A socket in the calling thread's namespace.
     pub(super) fn open(protocol: isize) -> NetlinkResult<NetlinkSocket> {
+        NetlinkSocket::open_for_parts(protocol, BUFFER)
+    }
+
+    /// Like [`NetlinkSocket::open`], with a buffer for one read, which limits the parts of a dump.
+    pub(super) fn open_for_parts(protocol: isize, size: usize) -> NetlinkResult<NetlinkSocket> {
         netns::require_home_netns()?;
         let inner = sys::Socket::new(protocol)
             .map_err(|cause| RequestFailure::from(cause).into_error("open", &"netlink socket"))?;
@@ -86,6 +93,7 @@ impl NetlinkSocket {
             keeper: None,
             protocol,
             sequence: Cell::new(1),
+            size,
             buffer: RefCell::default(),
         })
     }
@@ -205,6 +213,16 @@ impl NetlinkSocket {
         &self,
         requests: &[(impl Borrow<NetlinkRequest>, u16)],
     ) -> NetlinkResult<Vec<NetlinkResult<NetlinkReply, RequestFailure>>, RequestFailure> {
+        self.exchange_until(requests, &mut |_| false)
+    }
+
+    /// Like [`NetlinkSocket::exchange_all`], up to a message for which `is_last` returns true. Then
+    /// the socket has no further use.
+    pub(super) fn exchange_until(
+        &self,
+        requests: &[(impl Borrow<NetlinkRequest>, u16)],
+        is_last: &mut dyn FnMut(&KernelMessage) -> bool,
+    ) -> NetlinkResult<Vec<NetlinkResult<NetlinkReply, RequestFailure>>, RequestFailure> {
         let first = self.reserve_sequence(u32::try_from(requests.len()).map_err(|_| Errno::E2BIG)?);
         let (mut wire, mut pending) = (Vec::new(), Vec::new());
         for (sequence, (request, flags)) in (first..).zip(requests) {
@@ -213,11 +231,12 @@ impl NetlinkSocket {
         }
         let _span = request_span(&wire);
         self.send_datagram(&wire)?;
-        let mut lost = false;
-        while !pending.iter().all(PendingRequest::has_ended) {
+        let (mut lost, mut is_enough) = (false, false);
+        while !is_enough && !pending.iter().all(PendingRequest::has_ended) {
             match self.receive_datagram() {
                 Ok(Some(messages)) => {
                     for message in messages {
+                        is_enough = is_enough || is_last(&message);
                         let mut all = pending.iter_mut();
                         // Other messages are late replies to earlier requests.
                         if let Some(one) = all.find(|one| one.sequence == message.sequence) {
@@ -260,7 +279,7 @@ impl NetlinkSocket {
     ) -> NetlinkResult<Option<Vec<KernelMessage>>, RequestFailure> {
         let (buffer, mut failures) = (&mut *self.buffer.borrow_mut(), 0);
         buffer.clear();
-        buffer.reserve(BUFFER);
+        buffer.reserve(self.size);
         loop {
             match self.inner.recv_from(buffer, MSG_DONTWAIT | MSG_TRUNC) {
                 Ok((_, from)) if from.port_number() != 0 => buffer.clear(),

@@ -47,7 +47,7 @@ pub(super) const RULES: RecordedRules = RecordedRules {
         let (owner, pod) = (stored.attachment_id(), decode_part(&stored.content)?);
         // The reference does not accept published ports.
         let is_recorded = RECORDS.has_instance(&owner.instance_id());
-        create_address_rules(table, &pod, family, is_recorded);
+        create_address_rules(table, &pod, family, is_recorded, false);
         if pod.policy != IngressPolicy::Open
             && decides_policy(stored, all, &|part| (RULES.is_of)(part, family))
         {
@@ -55,25 +55,27 @@ pub(super) const RULES: RecordedRules = RecordedRules {
         }
         None
     },
-    is_flushed: |table, family, other, part| {
-        let Some(mut pod) = decode_part::<FirewallPart>(&other.content) else { return false };
+    expected: |family, other, part| {
+        let Some(mut pod) = decode_part::<FirewallPart>(&other.content) else { return Vec::new() };
         // In one network the policy of a bridge is that of the latest ADD.
         if let Some(own) = part.and_then(decode_part::<FirewallPart>)
             && own.bridge == pod.bridge
         {
             pod.policy = own.policy;
         }
-        attachment_rules(&pod, family).iter().any(|rule| !table.has_rule(rule))
+        let mut rules = attachment_rules(&pod, family);
+        rules.extend(pod.admin.iter().flat_map(|admin| shared_jumps(admin)));
+        rules
     },
 };
 
-/// Creates the rules, one family after the other, and deletes the rules of the attachment's
-/// `former` addresses.
+/// Creates the rules, one family after the other, and deletes the rules of the addresses that the
+/// attachment had before, if it had rules.
 pub(super) fn add_rules(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
     pod: &FirewallPart,
-    former: &[IpAddr],
+    former: Option<&[IpAddr]>,
 ) -> Result<()> {
     if filter.nft_socket_if_present()?.is_some() && !pod.ports.is_empty() {
         isolate_ports(filter, owner, pod)?;
@@ -88,9 +90,12 @@ pub(super) fn add_rules(
             continue;
         }
         let tables = filter.default_iptables(family)?;
-        RULES.add(&tables, owner, pod, ChainScope::named_chains(&chains), &|table| {
-            remove_address_rules(table, &unshared_ips(former, family, owner));
-            create_address_rules(table, pod, family, true);
+        let beginnings: &[&str] = former.map_or(&[FORWARD, CNI_FORWARD], |_| &[]);
+        let scope = ChainScope::named_chains(&chains).with_beginnings(beginnings);
+        RULES.add(&tables, owner, pod, scope, &|table| {
+            let stale = unshared_ips(former.unwrap_or_default(), family, owner);
+            remove_address_rules(table, &stale);
+            create_address_rules(table, pod, family, true, former.is_none());
             plan_policy(table, owner.network, pod);
         })?;
     }
@@ -143,13 +148,19 @@ fn create_address_rules(
     pod: &FirewallPart,
     family: IpFamily,
     publishes: bool,
+    is_new: bool,
 ) {
     if let Some(admin) = &pod.admin {
         add_shared_chains(table, admin);
         for ip in ips_of_family(&pod.ips, family) {
             let additional = publishes.then(|| published_ports_rule(ip));
             for rule in address_rules(ip).into_iter().chain(additional) {
-                table.append_unique(rule);
+                // A rule that a container with this address has left is deleted with this one.
+                if is_new {
+                    table.append_new(rule);
+                } else {
+                    table.append_unique(rule);
+                }
             }
         }
     }

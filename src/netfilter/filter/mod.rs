@@ -20,6 +20,7 @@ use serde_json::Value;
 
 pub use self::iptables::DEFAULT_ADMIN;
 use super::backend::FilterFeature;
+use super::iptables::TablesLock;
 use super::layout::{HandoverCount, RestorableState};
 use super::{AttachmentId, PacketFilter, RuleBackend};
 use crate::attachment::{AttachmentRecord, RecordStore, StoredRecord, decode_part};
@@ -123,11 +124,14 @@ pub fn add_rules(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &FirewallP
         RECORDS.add_part(owner, pod);
         return Ok(nft::add_elements(filter, owner, pod)?);
     }
-    let mut former =
-        RECORDS.read_content::<FirewallPart>(owner).map(|pod| pod.ips).unwrap_or_default();
-    former.retain(|ip| !pod.ips.contains(ip));
+    let former = RECORDS.read_content::<FirewallPart>(owner).map(|mut former| {
+        former.ips.retain(|ip| !pod.ips.contains(ip));
+        former.ips
+    });
+    // Whoever restores the rules of all records, under this lock, finds the rules of this record.
+    let _lock = TablesLock::acquire()?;
     RECORDS.add_part(owner, pod);
-    iptables::add_rules(filter, owner, pod, &former)
+    iptables::add_rules(filter, owner, pod, former.as_deref())
 }
 
 /// Whether one of the addresses is accepted by `nf_tables`.

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 
 use super::encoding::{decode_rule, encode_rule};
 use super::table::{IptablesRule, IptablesTable, TableChange};
-use super::{ChainScope, nft_table_for};
+use super::{ChainScope, SomeChains, nft_table_for};
 use crate::netlink::nftables::{
     self, ChainInfo, DSTNAT, FILTER, ForeignRule, NetfilterHook, NftBatch, NftChain, NftSocket,
     RAW, RulePosition, SRCNAT,
@@ -24,15 +24,17 @@ const CNI: &str = "CNI";
 /// many chains of other programs.
 const FEW: usize = 16;
 
+/// The number of rules in a chain from which on its beginning is read by a socket of its own.
+const FEW_RULES: u32 = 16;
+
 /// How often a change is planned again after other programs have changed the packet filter.
 const ATTEMPTS: usize = 200;
 /// How many of these attempts are refused for changes that do not concern them.
 const RACES: usize = 3;
 
-/// A table and the kernel's numbers of its rules.
+/// A table as it was read.
 struct TableSnapshot {
     table: IptablesTable,
-    handles: Vec<(IptablesRule, u64)>,
     mode: ReadMode,
     /// Whether the rules have changed while they were read.
     is_outdated: bool,
@@ -129,11 +131,11 @@ fn generation_with_rules(
     nft: &NftSocket,
     family: IpFamily,
     table: nftables::NftTable<'_>,
-    used: &[(IptablesRule, u64)],
+    used: &[IptablesRule],
 ) -> NetlinkResult<Option<u32>> {
     let generation = if used.is_empty() { 0 } else { nft.read_generation()? };
-    for (rule, handle) in used {
-        let found = nft.find_foreign_rule(table.named_chain(&rule.chain), *handle)?;
+    for rule in used {
+        let found = nft.find_foreign_rule(table.named_chain(&rule.chain), rule.handle)?;
         if found.is_none_or(|found| decode_rule(&found.expressions, family) != rule.words) {
             return Ok(None);
         }
@@ -153,13 +155,7 @@ impl TableSnapshot {
             is_partial: !matches!(scope, ChainScope::All),
             ..IptablesTable::new_empty(name)
         };
-        let mut found = TableSnapshot {
-            table,
-            handles: Vec::new(),
-            mode,
-            is_outdated: false,
-            unhooked: Vec::new(),
-        };
+        let mut found = TableSnapshot { table, mode, is_outdated: false, unhooked: Vec::new() };
         match scope {
             ChainScope::All => {
                 let all = nft.dump_chains(nft_table_for(family, name))?;
@@ -181,9 +177,12 @@ impl TableSnapshot {
                     found.add_chain(family, chain);
                 }
             }
-            ChainScope::Chains(chains, leads_on) => {
-                for chain in chains {
-                    found.read_chain(nft, family, chain)?;
+            ChainScope::Chains(SomeChains { names, leads_on, beginnings, until }) => {
+                for chain in names {
+                    let until = until
+                        .iter()
+                        .filter(|rule| beginnings.contains(chain) && rule.chain == *chain);
+                    found.read_beginning(nft, family, chain, until.collect())?;
                 }
                 let next: Vec<String> = found
                     .table
@@ -194,7 +193,7 @@ impl TableSnapshot {
                     })
                     .collect();
                 for chain in next {
-                    if !chains.contains(&chain.as_str()) && !found.table.has_chain(&chain) {
+                    if !names.contains(&chain.as_str()) && !found.table.has_chain(&chain) {
                         found.read_chain(nft, family, &chain)?;
                     }
                 }
@@ -204,15 +203,42 @@ impl TableSnapshot {
     }
 
     fn read_chain(&mut self, nft: &NftSocket, family: IpFamily, chain: &str) -> Result<()> {
-        let before = self.handles.len();
+        let before = self.table.rules.len();
         self.read_rules(nft, family, Some(chain), &|_| true)?;
-        let has_rules = self.handles.len() > before;
+        let has_rules = self.table.rules.len() > before;
         let table = nft_table_for(family, &self.table.name);
         if has_rules && base_chain(table, &self.table.name, chain).is_none() {
             self.table.chains.push(chain.to_owned());
         } else if let Some(chain) = nft.read_chain(table.named_chain(chain))? {
             self.add_chain(family, chain);
         }
+        Ok(())
+    }
+
+    /// Reads a chain until all of these rules were found.
+    fn read_beginning(
+        &mut self,
+        nft: &NftSocket,
+        family: IpFamily,
+        chain: &str,
+        mut until: Vec<&IptablesRule>,
+    ) -> Result<()> {
+        let name = nft_table_for(family, &self.table.name).named_chain(chain);
+        // A list that may be interrupted is read as a whole.
+        let may_end = !until.is_empty() && self.mode == ReadMode::AtGeneration;
+        let found = if may_end { nft.read_chain(name)? } else { None };
+        let Some(info) = found.filter(|info| info.uses > FEW_RULES) else {
+            return self.read_chain(nft, family, chain);
+        };
+        let rules = &mut self.table.rules;
+        self.is_outdated |= NftSocket::visit_foreign_rules(name, &mut |foreign| {
+            let rule = decode_foreign_rule(foreign, family);
+            until.retain(|part| !rule.has_words_of(part));
+            rules.push(rule);
+            until.is_empty()
+        })?;
+        self.table.beginnings.extend(until.is_empty().then(|| chain.to_owned()));
+        self.add_chain(family, info);
         Ok(())
     }
 
@@ -263,17 +289,17 @@ impl TableSnapshot {
             }
         }
         self.is_outdated |= is_changed;
-        for foreign in found.into_iter().filter(|rule| !self.is_outdated && is_needed(rule)) {
-            let words = decode_rule(&foreign.expressions, family);
-            let rule = IptablesRule { chain: foreign.chain, words };
-            self.handles.push((rule.clone(), foreign.handle));
-            self.table.rules.push(rule);
+        if self.is_outdated {
+            return Ok(());
+        }
+        for foreign in found.into_iter().filter(is_needed) {
+            self.table.rules.push(decode_foreign_rule(foreign, family));
         }
         Ok(())
     }
 
     /// The changes, and the rules whose numbers they use; `None` if a rule cannot be expressed.
-    fn into_batch(mut self, family: IpFamily) -> Option<(NftBatch, Vec<(IptablesRule, u64)>)> {
+    fn into_batch(self, family: IpFamily) -> Option<(NftBatch, Vec<IptablesRule>)> {
         let IptablesTable { name, changes, chains, .. } = &self.table;
         let table = nft_table_for(family, name);
         let mut batch = NftBatch::new();
@@ -300,26 +326,21 @@ impl TableSnapshot {
                     }
                     let place = match change {
                         TableChange::Insert { after: 0, .. } => RulePosition::Beginning,
-                        TableChange::Insert { after, .. } => {
-                            let mut present =
-                                self.handles.iter().filter(|(r, _)| r.chain == rule.chain);
-                            used.push(present.nth(after - 1)?.clone());
-                            RulePosition::After(used.last()?.1)
+                        TableChange::Insert { previous, .. } => {
+                            used.push(previous.clone()?);
+                            RulePosition::After(used.last()?.handle)
                         }
                         _ => RulePosition::End,
                     };
                     batch.insert_rule_at(chain, &encode_rule(&rule.words, family)?, place);
                 }
+                // Added by the same plan.
+                TableChange::Delete(IptablesRule { handle: 0, .. }) => return None,
                 TableChange::Delete(rule) => {
-                    let at = self.handles.iter().position(|(present, _)| present == rule)?;
-                    let (rule, handle) = self.handles.remove(at);
-                    batch.delete_rule(table.named_chain(&rule.chain), handle);
-                    used.push((rule, handle));
+                    batch.delete_rule(table.named_chain(&rule.chain), rule.handle);
+                    used.push(rule.clone());
                 }
-                TableChange::Flush(chain) => {
-                    self.handles.retain(|(rule, _)| rule.chain != *chain);
-                    batch.flush_chain(table.named_chain(chain));
-                }
+                TableChange::Flush(chain) => _ = batch.flush_chain(table.named_chain(chain)),
                 TableChange::DeleteChain(chain) => {
                     _ = batch.delete_object(table.named_chain(chain));
                 }
@@ -327,6 +348,11 @@ impl TableSnapshot {
         }
         Some((batch, used))
     }
+}
+
+fn decode_foreign_rule(foreign: ForeignRule, family: IpFamily) -> IptablesRule {
+    let words = decode_rule(&foreign.expressions, family);
+    IptablesRule { chain: foreign.chain, words, handle: foreign.handle }
 }
 
 /// A built-in chain of iptables, if the table has one of this name.

@@ -93,8 +93,9 @@ pub(super) fn decode_rule(expressions: &[RuleExpression], family: IpFamily) -> V
                 .is_some(),
             RuleExpression::Match(extension) => {
                 let decoded = IptablesMatch::from_extension(extension, rule.proto);
-                rule.matches.extend(decoded.clone());
-                decoded.is_some()
+                let is_decoded = decoded.is_some();
+                rule.matches.extend(decoded);
+                is_decoded
             }
             RuleExpression::Target(extension) => {
                 rule.target = IptablesTarget::from_extension(extension, family);

@@ -21,7 +21,6 @@ mod encoding;
 mod extensions;
 pub mod table;
 
-use std::fmt;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -77,25 +76,55 @@ pub enum IptablesFlavour {
 /// The chains of a table that a plan needs.
 #[derive(Clone, Copy)]
 pub enum ChainScope<'a> {
-    /// The chains with these names, and those that their rules for which the function is true jump
-    /// to.
-    Chains(&'a [&'a str], &'a dyn Fn(&IptablesRule) -> bool),
+    /// Some chains.
+    Chains(SomeChains<'a>),
     /// The base chains and all chains of CNI plugins.
     All,
 }
 
-impl fmt::Debug for ChainScope<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ChainScope::Chains(chains, _) => f.debug_tuple("Chains").field(chains).finish(),
-            ChainScope::All => f.write_str("All"),
-        }
-    }
+/// See [`ChainScope::Chains`].
+#[derive(Clone, Copy)]
+pub struct SomeChains<'a> {
+    pub names: &'a [&'a str],
+    /// Selects rules; the chains that they jump to are read, too.
+    pub leads_on: &'a dyn Fn(&IptablesRule) -> bool,
+    /// Those of the chains of which the beginning is enough, if it has the rules `until`. A plan
+    /// that needs a rule beyond starts again with all chains.
+    pub beginnings: &'a [&'a str],
+    /// Rules, or parts of rules.
+    pub until: &'a [IptablesRule],
 }
 
 impl<'a> ChainScope<'a> {
-    pub fn named_chains(chains: &'a [&'a str]) -> ChainScope<'a> {
-        ChainScope::Chains(chains, &|_| false)
+    pub fn named_chains(names: &'a [&'a str]) -> ChainScope<'a> {
+        ChainScope::leading_on(names, &|_| false)
+    }
+
+    /// The chains with these names, and those that their rules for which `leads_on` is true jump
+    /// to.
+    pub fn leading_on(
+        names: &'a [&'a str],
+        leads_on: &'a dyn Fn(&IptablesRule) -> bool,
+    ) -> ChainScope<'a> {
+        ChainScope::Chains(SomeChains { names, leads_on, beginnings: &[], until: &[] })
+    }
+
+    /// Of these chains only the beginning, up to the rules that [`ChainScope::until`] names.
+    #[must_use]
+    pub fn with_beginnings(self, beginnings: &'a [&'a str]) -> ChainScope<'a> {
+        match self {
+            ChainScope::Chains(some) => ChainScope::Chains(SomeChains { beginnings, ..some }),
+            ChainScope::All => self,
+        }
+    }
+
+    /// The beginnings of chains end with these rules.
+    #[must_use]
+    pub fn until(self, until: &'a [IptablesRule]) -> ChainScope<'a> {
+        match self {
+            ChainScope::Chains(some) => ChainScope::Chains(SomeChains { until, ..some }),
+            ChainScope::All => self,
+        }
     }
 }
 
@@ -305,8 +334,33 @@ pub(super) fn not_found_error(family: IpFamily) -> Error {
 /// Whether the lock has timed out; deletions of this process do not wait for it again.
 static TIMED_OUT: AtomicBool = AtomicBool::new(false);
 
-/// Takes the lock; `None` if its file cannot be created.
+/// Whether this process holds the lock for more than one change.
+static IS_HELD: AtomicBool = AtomicBool::new(false);
+
+/// The lock of the tables, for several changes: no other process of ours changes them meanwhile.
+pub struct TablesLock(
+    #[expect(dead_code, reason = "it is released when it is dropped")] Option<FileLock>,
+);
+
+impl TablesLock {
+    pub fn acquire() -> Result<TablesLock> {
+        let lock = take_lock()?;
+        IS_HELD.store(true, Ordering::Relaxed);
+        Ok(TablesLock(lock))
+    }
+}
+
+impl Drop for TablesLock {
+    fn drop(&mut self) {
+        IS_HELD.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Takes the lock; `None` if its file cannot be created, or if this process holds it.
 fn take_lock() -> Result<Option<FileLock>> {
+    if IS_HELD.load(Ordering::Relaxed) {
+        return Ok(None);
+    }
     match FileLock::acquire_within(Path::new(LOCK), LOCK_TIMEOUT) {
         Ok(lock) => Ok(Some(lock)),
         Err(error) if error.source.kind() == ErrorKind::TimedOut => {

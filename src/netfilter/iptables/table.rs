@@ -5,6 +5,7 @@
 //! [`restore_script`] refuses every line with a control character.
 
 use std::collections::HashSet;
+use std::hash::{Hash, Hasher};
 
 use cni::error::{Error, Result};
 
@@ -72,18 +73,34 @@ pub fn require_words(key: &str, words: &[String]) -> Result<()> {
     }
 }
 
-/// A rule: its chain and its arguments.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// A rule: its chain and its arguments. Its number is not compared.
+#[derive(Clone, Debug)]
 pub struct IptablesRule {
     pub chain: String,
     /// The arguments after the chain, unquoted.
     pub words: Vec<String>,
+    /// The kernel's number of a rule that was read over netlink, else 0.
+    pub(super) handle: u64,
+}
+
+impl PartialEq for IptablesRule {
+    fn eq(&self, other: &IptablesRule) -> bool {
+        (&self.chain, &self.words) == (&other.chain, &other.words)
+    }
+}
+
+impl Eq for IptablesRule {}
+
+impl Hash for IptablesRule {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (&self.chain, &self.words).hash(state);
+    }
 }
 
 impl IptablesRule {
     /// A rule of `chain` without arguments: it matches every packet and does nothing.
     pub fn new(chain: &str) -> IptablesRule {
-        IptablesRule { chain: chain.to_owned(), words: Vec::new() }
+        IptablesRule { chain: chain.to_owned(), words: Vec::new(), handle: 0 }
     }
 
     /// Appends arguments, unquoted: `["-s", "10.0.0.5/32"]`.
@@ -110,6 +127,12 @@ impl IptablesRule {
     pub fn option_value(&self, option: &str) -> Option<&str> {
         let at = self.words.iter().position(|word| word == option)?;
         self.words.get(at + 1).map(String::as_str)
+    }
+
+    /// Whether the rule has these words of the same chain one after the other.
+    pub(super) fn has_words_of(&self, part: &IptablesRule) -> bool {
+        let mut places = self.words.windows(part.words.len().max(1));
+        self.chain == part.chain && places.any(|words| words == part.words)
     }
 
     /// Whether `target` is the target of the rule, by a jump or a goto.
@@ -160,6 +183,8 @@ pub(in crate::netfilter) enum TableChange {
     Insert {
         rule: IptablesRule,
         after: usize,
+        /// The last of these, if it was read over netlink.
+        previous: Option<IptablesRule>,
     },
     Delete(IptablesRule),
     Flush(String),
@@ -175,7 +200,7 @@ impl TableChange {
         match self {
             TableChange::NewChain(chain) => format!("-N {chain}"),
             TableChange::Append(rule) => with("-A", rule),
-            TableChange::Insert { rule, after } => {
+            TableChange::Insert { rule, after, .. } => {
                 format!("-I {} {}{}", rule.chain, after + 1, rule.quoted_words())
             }
             TableChange::Delete(rule) => with("-D", rule),
@@ -196,6 +221,8 @@ pub struct IptablesTable {
     pub rules: Vec<IptablesRule>,
     /// Whether only some chains were read.
     pub(super) is_partial: bool,
+    /// The chains of which only the beginning was read.
+    pub(super) beginnings: Vec<String>,
     /// Whether a plan needs more chains than were read.
     pub(super) is_insufficient: bool,
     /// The pending changes.
@@ -217,10 +244,15 @@ impl IptablesTable {
             } else if let Some(rule) = line.strip_prefix("-A ") {
                 let mut words = split_words(rule).into_iter();
                 let chain = words.next().unwrap_or_default();
-                table.rules.push(IptablesRule { chain, words: words.collect() });
+                table.rules.push(IptablesRule { chain, words: words.collect(), handle: 0 });
             }
         }
         table
+    }
+
+    /// Whether a rule has these words of the same chain one after the other.
+    pub fn has_words_of(&self, part: &IptablesRule) -> bool {
+        self.rules.iter().any(|rule| rule.has_words_of(part))
     }
 
     /// Makes the plan start again with all chains, if only some were read.
@@ -262,6 +294,14 @@ impl IptablesTable {
         self.rules.contains(rule)
     }
 
+    /// Like [`has_rule`](IptablesTable::has_rule), for a plan that adds the rule otherwise: it may
+    /// be in the part of its chain that was not read.
+    fn has_rule_or_rest(&mut self, rule: &IptablesRule) -> bool {
+        let found = self.has_rule(rule);
+        self.is_insufficient |= !found && self.beginnings.contains(&rule.chain);
+        found
+    }
+
     /// Creates the chain unless it exists.
     pub fn ensure_chain(&mut self, chain: &str) {
         if !self.has_chain(chain) {
@@ -272,26 +312,40 @@ impl IptablesTable {
 
     /// Appends the rule unless it exists.
     pub fn append_unique(&mut self, rule: IptablesRule) {
-        if !self.has_rule(&rule) {
-            self.changes.push(TableChange::Append(rule.clone()));
-            self.rules.push(rule);
+        if !self.has_rule_or_rest(&rule) {
+            self.append_new(rule);
         }
     }
 
-    /// Like [`append_unique`](IptablesTable::append_unique), for many rules, in linear time.
+    /// Appends a rule that cannot be in the part of its chain that was not read, unless it exists.
+    pub fn append_new(&mut self, rule: IptablesRule) {
+        if !self.has_rule(&rule) {
+            self.append(rule);
+        }
+    }
+
+    fn append(&mut self, rule: IptablesRule) {
+        let rule = IptablesRule { handle: 0, ..rule };
+        self.changes.push(TableChange::Append(rule.clone()));
+        self.rules.push(rule);
+    }
+
+    /// Like [`append_new`](IptablesTable::append_new), for many rules, in linear time.
     pub fn append_all_unique(&mut self, rules: Vec<IptablesRule>) {
         let mut present: HashSet<&IptablesRule> = self.rules.iter().collect();
         let is_new: Vec<bool> = rules.iter().map(|rule| present.insert(rule)).collect();
         for (rule, _) in rules.into_iter().zip(is_new).filter(|(_, is_new)| *is_new) {
-            self.changes.push(TableChange::Append(rule.clone()));
-            self.rules.push(rule);
+            self.append(rule);
         }
     }
 
     /// Inserts the rule after the first `skip` rules of its chain unless it exists.
     pub fn insert_unique(&mut self, skip: usize, rule: IptablesRule) {
-        if !self.has_rule(&rule) {
-            self.changes.push(TableChange::Insert { rule: rule.clone(), after: skip });
+        if !self.has_rule_or_rest(&rule) {
+            let rule = IptablesRule { handle: 0, ..rule };
+            let present = self.rules_of_chain(&rule.chain).filter(|rule| rule.handle != 0);
+            let previous = present.take(skip).last().cloned();
+            self.changes.push(TableChange::Insert { rule: rule.clone(), after: skip, previous });
             self.rules.insert(0, rule);
         }
     }

@@ -35,9 +35,9 @@ pub(super) const RULES: RecordedRules = RecordedRules {
         plan_addition(table, stored.attachment_id(), &recorded_addresses(&stored.content, family));
         None
     },
-    is_flushed: |table, family, other, _| {
-        let addrs = recorded_addresses(&other.content, family);
-        addrs.iter().any(|addr| !table.has_rule(&entry_rule(other.attachment_id(), *addr)))
+    expected: |family, other, _| {
+        let addrs = recorded_addresses(&other.content, family).into_iter();
+        addrs.map(|addr| entry_rule(other.attachment_id(), addr)).collect()
     },
 };
 
@@ -62,7 +62,8 @@ pub(super) fn add_rules(
         let addrs = addresses_of_family(&record.addrs, family);
         if !addrs.is_empty() {
             let tables = filter.default_iptables(family)?;
-            RULES.add(&tables, owner, record, ChainScope::named_chains(&chains), &|table| {
+            let scope = ChainScope::named_chains(&chains).with_beginnings(&[POSTROUTING]);
+            RULES.add(&tables, owner, record, scope, &|table| {
                 plan_addition(table, owner, &addrs);
             })?;
         }
@@ -82,6 +83,7 @@ fn plan_addition(table: &mut IptablesTable, owner: AttachmentId<'_>, addrs: &[Ip
         return;
     }
     let (chain, comment) = (owner.iptables_chain(""), owner.rule_comment());
+    let is_new = !table.has_chain(&chain);
     table.ensure_chain(&chain);
     for subnet in addrs.iter().map(IpNet::trunc) {
         // iptables-save omits a destination of prefix length 0.
@@ -97,7 +99,13 @@ fn plan_addition(table: &mut IptablesTable, owner: AttachmentId<'_>, addrs: &[Ip
         let leaves =
             IptablesRule::new(&chain).with_words(&["!", "-d", multicast]).with_comment(&comment);
         table.append_unique(leaves.with_target("MASQUERADE"));
-        table.append_unique(entry_rule(owner, *addr));
+        let entry = entry_rule(owner, *addr);
+        if is_new {
+            // No rule jumps to a chain that did not exist.
+            table.append_new(entry);
+        } else {
+            table.append_unique(entry);
+        }
     }
 }
 

@@ -2,15 +2,20 @@
 
 use super::super::attribute::{ReplyAttribute, find_attribute};
 use rtnetlink::packet_core::NLM_F_DUMP;
+use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 
 use super::super::error::{NetlinkResult, unless_absent};
 use super::super::request::{NFGENMSG, NetlinkReply, NetlinkRequest};
+use super::super::socket::NetlinkSocket;
 use super::NftSocket;
 use super::object::{self, NftChain, NftTable, PacketVerdict, rule_request, table_request};
 use super::rule::CompatExtension;
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
 use crate::netlink::IpFamily;
+
+/// The size of the parts in which the kernel lists rules that may be too many, in bytes.
+const FIRST_RULES: usize = 16 * 1024;
 
 /// A rule and its expressions.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,6 +88,23 @@ impl NftSocket {
         Ok((bodies.iter().filter_map(|body| parse_foreign_rule(body)).collect(), interrupted))
     }
 
+    /// Calls a function with the rules of a chain in their order, until it returns true. Returns
+    /// whether a process committed a change meanwhile, in this or another table.
+    pub fn visit_foreign_rules(
+        chain: NftChain<'_>,
+        is_last: &mut dyn FnMut(ForeignRule) -> bool,
+    ) -> NetlinkResult<bool> {
+        // The kernel continues the list with each read from the socket that has requested it.
+        let socket = NetlinkSocket::open_for_parts(NETLINK_NETFILTER, FIRST_RULES)?;
+        let request = rule_request(NFT_MSG_GETRULE, chain);
+        let listed = socket.exchange_until(&[(request, NLM_F_DUMP)], &mut |message| {
+            parse_foreign_rule(&message.body).is_some_and(&mut *is_last)
+        });
+        let listed = listed.and_then(|replies| replies.into_iter().collect::<Result<Vec<_>, _>>());
+        let listed = listed.map_err(|f| f.into_error("list rules of chain", &chain));
+        Ok(unless_absent(listed, Vec::new())?.iter().any(|reply| reply.interrupted))
+    }
+
     /// The rule with this handle, if the chain has it.
     pub fn find_foreign_rule(
         &self,
@@ -144,17 +166,17 @@ pub(in crate::netlink) fn parse_foreign_rule(body: &[u8]) -> Option<ForeignRule>
 }
 
 fn parse_expression(attr: ReplyAttribute<'_>) -> Option<RuleExpression> {
-    let name = attr.find_nested(NFTA_EXPR_NAME)?.to_text();
+    let name = attr.find_nested(NFTA_EXPR_NAME)?.to_bytes();
     let data = attr.find_nested(NFTA_EXPR_DATA)?;
     let value = |kind| Some(data.find_nested(kind)?.find_nested(NFTA_DATA_VALUE)?.value.to_vec());
     let number = |kind| data.find_nested(kind).and_then(ReplyAttribute::to_u32_be);
-    Some(match name.as_str() {
-        "payload" | "meta" => RuleExpression::Load(parse_loaded_field(&name, &number)?),
-        "bitwise" => {
+    Some(match name {
+        b"payload" | b"meta" => RuleExpression::Load(parse_loaded_field(name, &number)?),
+        b"bitwise" => {
             let [mask, xor] = [NFTA_BITWISE_MASK, NFTA_BITWISE_XOR].map(value);
             RuleExpression::Bitwise { mask: mask?, xor: xor? }
         }
-        "cmp" => RuleExpression::Compare {
+        b"cmp" => RuleExpression::Compare {
             is_equal: match c_int::try_from(number(NFTA_CMP_OP)?).ok()? {
                 NFT_CMP_EQ => true,
                 NFT_CMP_NEQ => false,
@@ -162,21 +184,20 @@ fn parse_expression(attr: ReplyAttribute<'_>) -> Option<RuleExpression> {
             },
             value: value(NFTA_CMP_DATA)?,
         },
-        "match" | "target" => {
+        b"match" | b"target" => {
             let extension = CompatExtension {
                 name: data.find_nested(NFTA_EXTENSION_NAME)?.to_text(),
                 revision: number(NFTA_EXTENSION_REV)?,
                 info: data.find_nested(NFTA_EXTENSION_INFO)?.value.to_vec(),
             };
-            let is_match = name == "match";
-            if is_match {
+            if name == b"match" {
                 RuleExpression::Match(extension)
             } else {
                 RuleExpression::Target(extension)
             }
         }
-        "counter" => RuleExpression::Counter,
-        "immediate" => RuleExpression::Verdict(PacketVerdict::parse_data(
+        b"counter" => RuleExpression::Counter,
+        b"immediate" => RuleExpression::Verdict(PacketVerdict::parse_data(
             data.find_nested(NFTA_IMMEDIATE_DATA)?,
         )?),
         _ => return None,
@@ -184,9 +205,9 @@ fn parse_expression(attr: ReplyAttribute<'_>) -> Option<RuleExpression> {
 }
 
 /// The field that a `payload` or `meta` expression with these parameters loads.
-fn parse_loaded_field(name: &str, number: &dyn Fn(u16) -> Option<u32>) -> Option<LoadedField> {
+fn parse_loaded_field(name: &[u8], number: &dyn Fn(u16) -> Option<u32>) -> Option<LoadedField> {
     let parameter = |at: u16| c_int::try_from(number(NFTA_LOAD_DREG + at)?).ok();
-    if name == "meta" {
+    if name == b"meta" {
         return Some(match parameter(1)? {
             NFT_META_IIFNAME => LoadedField::Iifname,
             NFT_META_OIFNAME => LoadedField::Oifname,

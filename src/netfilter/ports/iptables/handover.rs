@@ -34,17 +34,15 @@ fn join_chains(table: &mut IptablesTable) -> usize {
         }
         table.ensure_chain(&common);
         let moved = |word: &String| if word == chain { common.clone() } else { word.clone() };
-        let moved = IptablesRule {
-            chain: CHAIN_TOP.to_owned(),
-            words: entry.words.iter().map(moved).collect(),
-        };
+        let words: Vec<String> = entry.words.iter().map(moved).collect();
+        let moved = IptablesRule::new(CHAIN_TOP).with_words(&words);
         if moved.option_value("-d").is_some() {
             table.insert_unique(0, moved);
         } else {
             table.append_unique(moved);
         }
         for rule in before.rules_of_chain(chain) {
-            table.append_unique(IptablesRule { chain: common.clone(), ..rule.clone() });
+            table.append_unique(IptablesRule::new(&common).with_words(&rule.words));
         }
         joined.insert(chain);
     }

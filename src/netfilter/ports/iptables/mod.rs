@@ -59,9 +59,15 @@ pub(super) const RULES: RecordedRules = RecordedRules {
         }
         taken.map(|taken| taken.to_string())
     },
-    is_flushed: |table, _, other, _| {
+    expected: |family, other, _| {
         let comment = entry_comment(other.attachment_id());
-        !table.rules.iter().any(|rule| is_entry_with_comment(rule, &comment))
+        let mut rules = vec![IptablesRule::new(CHAIN_TOP).with_comment(&comment)];
+        let forward = decode_part::<PortmapPart>(&other.content);
+        let wanted = forward
+            .as_ref()
+            .and_then(|forward| RequiredRules::of_family(other.attachment_id(), forward, family));
+        rules.extend(wanted.into_iter().flat_map(shared_rules));
+        rules
     },
 };
 
@@ -298,7 +304,7 @@ fn with_chain_scope<T>(
     let leads_on = |rule: &IptablesRule| {
         is_entry_with_comment(rule, &comment) || (rule.chain == CHAIN_TOP && is_wanted(rule))
     };
-    call(ChainScope::Chains(&needed, &leads_on))
+    call(ChainScope::leading_on(&needed, &leads_on).with_beginnings(more))
 }
 
 /// Like [`with_chain_scope`], for a deletion.
