@@ -21,6 +21,7 @@ mod encoding;
 mod extensions;
 pub mod table;
 
+use std::fmt;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -74,7 +75,7 @@ pub enum IptablesFlavour {
 }
 
 /// The chains of a table that a plan needs.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub enum ChainScope<'a> {
     /// Some chains.
     Chains(SomeChains<'a>),
@@ -93,6 +94,12 @@ pub struct SomeChains<'a> {
     pub beginnings: &'a [&'a str],
     /// Rules, or parts of rules.
     pub until: &'a [IptablesRule],
+}
+
+impl fmt::Debug for SomeChains<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.names).finish()
+    }
 }
 
 impl<'a> ChainScope<'a> {

@@ -443,6 +443,30 @@ COMMIT
     }
 
     #[test]
+    fn a_plan_that_needs_the_rest_of_a_chain_is_insufficient() {
+        let beginning = || {
+            let table = IptablesTable::parse_save_output("nat", SAVED);
+            IptablesTable { beginnings: vec!["POSTROUTING".to_owned()], ..table }
+        };
+        let absent = || IptablesRule::new("POSTROUTING").with_target("CNI-2");
+        let plans: [(fn(&mut IptablesTable, IptablesRule), bool); 3] = [
+            (|table, rule| table.append_unique(rule), true),
+            (|table, rule| table.insert_unique(0, rule), true),
+            (|table, rule| table.append_new(rule), false),
+        ];
+        for (plan, needs_rest) in plans {
+            let mut table = beginning();
+            plan(&mut table, jump());
+            assert!(!table.is_insufficient && table.changes.is_empty());
+            plan(&mut table, absent());
+            assert_eq!((table.is_insufficient, table.changes.len()), (needs_rest, 1));
+        }
+        let table = beginning();
+        assert!(table.has_words_of(&IptablesRule::new("POSTROUTING").with_target("CNI-1")));
+        assert!(!table.has_words_of(&absent()));
+    }
+
+    #[test]
     fn rules_are_written_as_iptables_save_prints_them() {
         let mut table = IptablesTable::parse_save_output("nat", SAVED);
         for rule in table.rules.clone() {

@@ -416,6 +416,45 @@ fn sixteen_concurrent_calls_make_no_duplicates() {
     }
 }
 
+/// ADD reads a chain with many rules up to those of another container.
+#[test]
+fn rules_beyond_the_beginning_of_a_chain_are_not_doubled() {
+    let (node, container) = (Node::new(), Container::new());
+    let add = |n: u8, admin: &str| {
+        let addrs = [format!("10.1.2.{n}/24"), format!("2001:db8::{n}/64")];
+        let keys = json!({"backend": "iptables", "iptablesAdminChainName": admin,
+            "prevResult": prev("1.1.0", &addrs.each_ref().map(String::as_str))});
+        let net = net(&node, "1.1.0", &keys);
+        net.call("ADD", &format!("c{n}")).netns(&container.path()).result();
+        for family in ["iptables-save", "ip6tables-save"] {
+            let saved = node.sh(family);
+            let mut lines: Vec<_> = saved.lines().filter(|line| line.starts_with("-A")).collect();
+            let count = lines.len();
+            lines.sort_unstable();
+            lines.dedup();
+            assert_eq!(lines.len(), count, "after c{n}: {saved}");
+        }
+        node.sh("iptables -S; ip6tables -S")
+    };
+    for n in 10..40 {
+        add(n, "CNI-ADMIN");
+    }
+    let jump =
+        "-A CNI-FORWARD -m comment --comment \"CNI firewall plugin admin overrides\" -j OTHERS";
+    for _ in 0..2 {
+        assert_eq!(add(40, "OTHERS").matches(jump).count(), 2, "in both families");
+    }
+    node.sh("for n in $(seq 30); do iptables -I FORWARD -s 192.0.2.$n -j ACCEPT; done");
+    let whole = add(41, "CNI-ADMIN");
+    for damage in ["-F CNI-FORWARD", "-D FORWARD 31", "-D CNI-FORWARD 2", "-F FORWARD"] {
+        node.sh(&format!("iptables {damage}; ip6tables -F"));
+        let restored = add(41, "CNI-ADMIN");
+        let missing = whole.lines().filter(|line| !line.contains("192.0.2."));
+        let missing: Vec<_> = missing.filter(|line| !restored.contains(line)).collect();
+        assert!(missing.is_empty(), "{damage}: {missing:#?}");
+    }
+}
+
 #[test]
 fn refusals_change_nothing() {
     let (node, container) = (Node::new(), Container::new());
