@@ -699,3 +699,41 @@ fn state_of_dead_containers_is_collected() {
     assert_eq!(ward.doctor(), (Some(0), "healthy: 1 attachment\n".to_owned()));
     assert_eq!(gc(&[]), "no dead attachment was found\n");
 }
+
+/// What no runtime can start is an error, and the command of the report makes it work again.
+#[test]
+fn plugins_that_cannot_run_are_reported() {
+    let own = executable().display().to_string();
+    for (defect, named) in [
+        (": > $D/portmap", "permission denied; make it executable: chmod 755 /"),
+        (": > $D/portmap; chmod 755 $D/portmap", "exec format error; cnibox install /"),
+        ("echo plugin > $D/portmap; chmod 755 $D/portmap", "exec format error; cnibox install /"),
+        ("head -c 100000 $X > $D/portmap; chmod 755 $D/portmap", "cannot run: netplugin failed"),
+        (
+            "mount -t tmpfs -o noexec tmpfs $D; for i in bridge cnibox host-local portmap; do \
+             ln -s $X $D/$i; done; rm $D/portmap; cp $X $D/portmap",
+            "is mounted noexec: mount -o remount,exec $(stat -Lc %m /",
+        ),
+    ] {
+        let ward = Ward::sized(
+            &json!([{"type": "bridge", "ipam": {"type": "host-local", "subnet": "10.88.0.0/16"}},
+                    {"type": "portmap", "capabilities": {"portMappings": true}}]),
+            0,
+        );
+        let dir = ward.node.bin().display().to_string();
+        let fill = |line: &str| line.replace("$D", &dir).replace("$X", &own);
+        ward.node.sh(&fill(&format!("rm $D/portmap; {defect}")));
+        let (status, text) = ward.doctor();
+        let count = text.lines().filter(|line| line.contains("portmap")).count();
+        assert!(
+            status == Some(1) && text.contains(named) && count == 1,
+            "{defect}: {status:?} {text}"
+        );
+        let diagnoses = ward.diagnoses();
+        let remedy = diagnoses[0]["remedy"].as_str().unwrap().rsplit("able: ").next().unwrap();
+        let remedy = remedy.rsplit("noexec: ").next().unwrap().replace("cnibox ", &fill("$X "));
+        // A permission is not all that an empty file lacks.
+        let remedy = remedy.replace("chmod", &fill("cp $X $D/portmap; chmod"));
+        ward.node.sh(&format!("{remedy}; CNI_COMMAND=VERSION {dir}/portmap </dev/null"));
+    }
+}
