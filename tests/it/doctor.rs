@@ -737,3 +737,45 @@ fn plugins_that_cannot_run_are_reported() {
         ward.node.sh(&format!("{remedy}; CNI_COMMAND=VERSION {dir}/portmap </dev/null"));
     }
 }
+
+/// `lo` ends with the container's other interface; an empty file of the cache names nothing.
+#[test]
+fn files_of_the_cache_are_collected() {
+    let ipam = json!({"type": "host-local", "dataDir": "LEASES", "subnet": "10.88.0.0/24"});
+    let mut ward = Ward::with(&json!([{"type": "ptp", "ipam": ipam}]));
+    ward.write("00-lo.conflist", "loop", &json!([{"type": "loopback"}]));
+    let net_d = ward.node.path("net.d").display().to_string();
+    for pod in 0..2 {
+        let (path, id) = (ward.pods[pod].path(), format!("pod{pod}"));
+        let args = ["cnitool", "add", "loop", &path, "--container-id", &id, "--ifname", "lo"];
+        ward.cnibox(&[&args[..], &["--conf-dir", &net_d]].concat()).printed();
+        ward.attach(pod);
+    }
+    let files = |ward: &Ward| {
+        let names = ward.node.sh(&format!("ls {}", ward.node.path("cache/results").display()));
+        names.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let dir = ward.node.path("cache/results").display().to_string();
+    ward.node.sh(&format!("touch {dir}/pods-pod8-eth0; touch -d '-1 hour' {dir}/pods-pod9-eth0"));
+    ward.pods.truncate(1);
+    eventually("the link is gone", || {
+        ward.node.sh("ip -o link show type veth").lines().count() == 1
+    });
+    let (status, text) = ward.doctor();
+    let named = format!(
+        "warning: {dir}/pods-pod9-eth0: it is empty, as after a crash of a runtime; cnibox gc\n"
+    );
+    let lo = "container pod1, interface lo (network loop): was not detached: its link on the host is gone; ";
+    assert!(status == Some(1) && text.contains(&named) && text.contains(lo), "{text}");
+    assert!(!text.contains("pod8") && !text.contains("pod0"), "{text}");
+    let gc = |extra: &[&str]| ward.look(&[&["gc"], extra].concat()).run().stdout;
+    let all = files(&ward);
+    let said = gc(&["--dry-run"]);
+    assert!(said.contains("would detach container pod1, interface lo: "), "{said}");
+    assert!(said.contains("would remove ") && !said.contains("in doubt"), "{said}");
+    assert_eq!(files(&ward), all);
+    let said = gc(&[]);
+    assert!(said.contains("detached container pod1, interface lo: "), "{said}");
+    assert_eq!(files(&ward), ["loop-pod0-lo", "pods-pod0-eth0", "pods-pod8-eth0"]);
+    assert_eq!(ward.doctor(), (Some(0), HEALTHY.to_owned()));
+}

@@ -24,7 +24,7 @@ use cni::runtime::{CachedAttachment, NetworkList, PluginConfig, Runtime};
 use cni::{SpecVersion, VersionNumber};
 
 /// The remedy for remains of dead containers.
-const COLLECT: &str = "cnibox gc";
+pub(super) const COLLECT: &str = "cnibox gc";
 
 /// The remedy for an attachment whose link is gone: if a person deleted the link, the container may
 /// run.

@@ -20,9 +20,9 @@ use std::process::ExitCode;
 use std::slice;
 use std::time::Duration;
 
-use self::attachments::ExaminedAttachment;
 pub(super) use self::attachments::attachment_title;
-use super::directories::{CACHE, CONF, LEASES, PLUGIN_PATH, ToolDirectories};
+use self::attachments::{COLLECT, ExaminedAttachment};
+use super::directories::{CACHE, CONF, EMPTY, LEASES, PLUGIN_PATH, ToolDirectories};
 use super::finding::{Finding, FindingSubject, Severity, report_findings};
 use super::snapshot::{NodeSnapshot, wait_for_running_calls};
 use super::{JSON, ToolCommand, lint};
@@ -143,6 +143,10 @@ fn examine_once(
     findings.extend(checks.filter(is_new));
     findings.extend(attachments::find_unknown_remains(&attached));
     findings.extend(attachments::find_lost_devices()?);
+    let empty = directories.empty_cache_files();
+    findings.extend(
+        empty.iter().map(|path| Finding::new_warning(path.display().to_string(), EMPTY, COLLECT)),
+    );
     let leases = directories.find_lease_directories(None)?;
     findings.extend(attachments::examine_leases(&attached, &leases)?);
     findings.extend(attachments::examine_ports(directories, &leases)?);
