@@ -4,6 +4,7 @@ mod forward;
 mod sysdump;
 
 use std::fs;
+use std::net::{TcpListener, UdpSocket};
 
 use serde_json::{Value, json};
 
@@ -778,4 +779,37 @@ fn files_of_the_cache_are_collected() {
     assert!(said.contains("detached container pod1, interface lo: "), "{said}");
     assert_eq!(files(&ward), ["loop-pod0-lo", "pods-pod0-eth0", "pods-pod8-eth0"]);
     assert_eq!(ward.doctor(), (Some(0), HEALTHY.to_owned()));
+}
+
+/// As k3s's ingress does to a web server of the node. It is no defect: the status is 0.
+#[test]
+fn programs_behind_published_ports_are_named() {
+    for backend in ["iptables", "nftables"] {
+        let ipam = json!({"type": "host-local", "dataDir": "LEASES", "subnet": "10.88.0.0/24"});
+        let ward = Ward::with(&json!([
+            {"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipam": ipam},
+            {"type": "portmap", "backend": backend, "capabilities": {"portMappings": true}},
+        ]));
+        ward.attach(0);
+        ward.attach(1);
+        let unseen = [
+            TcpListener::bind("[::1]:8080").unwrap(),
+            TcpListener::bind("127.0.0.1:8082").unwrap(),
+        ];
+        let other = UdpSocket::bind("127.0.0.1:8080").unwrap();
+        assert_eq!(ward.doctor(), (Some(0), HEALTHY.to_owned()), "{backend}");
+        for place in ["127.0.0.53:8081", "[::]:8081"] {
+            let program = TcpListener::bind(place).unwrap();
+            let said = format!(
+                "note: tcp port 8081: a program of the node listens on {place}, but its clients reach \
+                 container \"pod1\" (network \"pods\""
+            );
+            let (status, text) = ward.doctor();
+            assert!(status == Some(0) && text.starts_with(&said), "{backend}: {status:?} {text}");
+            assert!(text.contains("; ss -Hlntup sport = :8081 # names it: "), "{text}");
+            assert!(ward.node.sh("ss -Hlntup sport = :8081").contains("users:"), "{text}");
+            drop(program);
+        }
+        drop((unseen, other));
+    }
 }

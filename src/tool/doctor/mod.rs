@@ -5,11 +5,13 @@
 //! | --- | --- |
 //! | `attachments.rs` | attachments: CHECK, leases, remains of dead containers |
 //! | `forward.rs` | rules of other software that drop forwarded packets |
+//! | `listeners.rs` | programs of the node on published ports |
 //! | `nearby.rs` | other software that changes packets and links of containers |
 //! | `path.rs` | the path of packets between a container and the network outside of the node |
 
 mod attachments;
 mod forward;
+mod listeners;
 mod nearby;
 mod path;
 
