@@ -124,6 +124,7 @@ impl<'a> DeviceSearch<'a> {
         }
         let unproved = OriginalState {
             up: false,
+            master: String::new(),
             addresses: Vec::new(),
             routes: Vec::new(),
             ..origin.clone()

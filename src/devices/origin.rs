@@ -42,6 +42,8 @@ pub struct OriginalState {
     /// In bytes; 0 is unknown.
     pub mtu: u32,
     pub up: bool,
+    /// The bridge, bond or VRF; empty if there was none.
+    pub master: String,
     pub promisc: Option<bool>,
     pub allmulti: Option<bool>,
     /// The permanent addresses, without those that the kernel adds.
@@ -65,6 +67,7 @@ impl OriginalState {
             let is_automatic = addr.scope == ON_LINK && addr.net.addr().is_ipv6();
             addr.flags & IFA_F_PERMANENT != 0 && !is_automatic
         });
+        let master = device.master.map(|index| host.find_link_by_index(index)).transpose()?;
         Ok(OriginalState {
             name: device.name.clone(),
             alt_names: device.alt_names.clone(),
@@ -73,6 +76,7 @@ impl OriginalState {
             mac: device.mac,
             mtu: device.mtu,
             up: device.up,
+            master: master.flatten().map(|link| link.name).unwrap_or_default(),
             promisc: Some(device.promisc),
             allmulti: Some(device.allmulti),
             addresses: addresses
@@ -136,6 +140,13 @@ impl OriginalState {
         }
         if let Some(on) = self.allmulti.filter(|on| *on != device.allmulti) {
             keep("multicast mode", change(LinkChange::new().set_allmulti(on.into())));
+        }
+        // Before addresses, which a VRF takes, and before it is up, which a bond refuses.
+        if !self.master.is_empty() {
+            match host.find_link(&self.master)? {
+                Some(master) => keep("master", change(LinkChange::new().set_master(master.index))),
+                None => warn!("\"{}\" has no master: \"{}\" is gone", self.name, self.master),
+            }
         }
         for address in &self.addresses {
             keep("addresses", add_address(host, device.index, address));

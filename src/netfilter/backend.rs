@@ -17,7 +17,7 @@ use super::iptables::{
 };
 use super::layout::{CniboxTables, HandoverCount, RestorableState};
 use super::rules::RecordedRules;
-use crate::attachment::{StoredRecord, decode_part};
+use crate::attachment::{RecordStore, StoredRecord, decode_part};
 use crate::cmd;
 use crate::netlink;
 pub use crate::netlink::IpFamily;
@@ -378,6 +378,38 @@ impl PacketFilter {
                 }),
             )
         }))
+    }
+
+    /// DEL: warns of recorded rules in `chain` that are in a table of iptables-legacy, if none of
+    /// its programs is installed any more.
+    pub(super) fn warn_of_legacy_rules(
+        &self,
+        records: RecordStore,
+        owner: AttachmentId<'_>,
+        table: &str,
+        chain: &str,
+    ) {
+        let has_programs = |family| {
+            let find = |flavour| IptablesPrograms::find_installed(family, flavour);
+            let default = || find(IptablesFlavour::Default);
+            find(IptablesFlavour::Legacy).is_some()
+                || default().is_some_and(|programs| !programs.are_on_nf_tables())
+        };
+        let is_lost = |family| {
+            self.has_legacy_table(family, table)
+                && !has_programs(family)
+                && !self.has_any_chain(family, table, &[chain]).unwrap_or(true)
+        };
+        if IpFamily::BOTH.into_iter().any(is_lost)
+            && records.read_content::<RecordedBackend>(owner).map(|it| it.backend)
+                == Some(RuleBackend::Iptables)
+        {
+            warn!(
+                "rules of container {} stay in chain {chain} of iptables-legacy, table {table}, \
+                 none of whose programs is installed; install iptables-legacy, and call DEL again",
+                owner.id
+            );
+        }
     }
 
     /// Whether `nf_tables` has one of these chains of iptables, or, without `chains`, one of any

@@ -248,7 +248,7 @@ impl<'a> FirewallBackends<'a> {
     /// For STATUS: fails if a back end does not work.
     fn require_usable(self, cx: &CallContext<'_>) -> Result<()> {
         if let Some(mut zone) = self.zone {
-            zone.require_running()?;
+            zone.require_zone()?;
         }
         cx.require_serviceable(self.kernel, &[filter::FEATURE, firewalld::FEATURE])
     }

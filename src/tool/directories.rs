@@ -6,10 +6,11 @@
 //! configurations, and configurations in the cache.
 
 use std::collections::HashSet;
-use std::fs;
+use std::fs::{self, DirEntry};
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::in_process::InProcessExecutor;
 use super::life::{ContainerState, container_states};
@@ -33,6 +34,12 @@ pub(super) const PLUGIN_DIR: &str = "/opt/cni/bin";
 
 /// The parents of directories of state: only root can write there.
 const STATE: [&str; 2] = ["/run/cni", "/var/lib/cni"];
+
+/// The age at which an empty file of the cache is not one that a runtime is writing.
+const ABANDONED: Duration = Duration::from_secs(600);
+
+/// Why an empty file of the cache is of no use.
+pub(super) const EMPTY: &str = "it is empty, as after a crash of a runtime";
 
 pub(super) const CONF: CommandOption =
     long_option("--conf-dir", "DIR", "directory of network configurations [/etc/cni/net.d]");
@@ -164,6 +171,17 @@ impl ToolDirectories {
         let cached = runtime.cached_attachments("")?;
         let lives = container_states(&cached, |cached| self.find_data_dir(cached));
         Ok(cached.into_iter().zip(lives).collect())
+    }
+
+    /// Empty files of the cache that no runtime is writing now.
+    pub(super) fn empty_cache_files(&self) -> Vec<PathBuf> {
+        let is_abandoned = |entry: &DirEntry| {
+            let meta = entry.metadata().ok().filter(|meta| meta.is_file() && meta.len() == 0)?;
+            meta.modified().ok()?.elapsed().ok().filter(|age| *age > ABANDONED)
+        };
+        let entries = fs::read_dir(self.cache.join("results")).into_iter().flatten().flatten();
+        let empty = entries.filter(|entry| is_abandoned(entry).is_some());
+        empty.map(|entry| entry.path()).collect()
     }
 
     /// The directory with the leases of a cached attachment; the default directory if there is

@@ -2,6 +2,7 @@
 
 mod lost_devices;
 mod port_owners;
+mod remains;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -92,6 +93,12 @@ impl EndedAttachment {
     fn attachment_id(&self) -> AttachmentId<'_> {
         let AttachmentParams { container_id: id, ifname, .. } = &self.attach;
         AttachmentId { network: &self.network, ifname, id }
+    }
+
+    /// Whether it is `lo` alone, which has no record and ends with its namespace.
+    fn is_loopback(&self) -> bool {
+        let plugins = self.list.as_ref().map(|list| &list.plugins);
+        plugins.is_some_and(|all| all.iter().all(|plugin| plugin.plugin_type == "loopback"))
     }
 
     /// The attachment in messages.
@@ -215,6 +222,7 @@ pub(super) fn collect_garbage(
     }
     collector.collect_port_owners(dry_run, &mut outcomes)?;
     collector.return_lost_devices(dry_run, &mut outcomes)?;
+    collector.remove_empty_files(dry_run, &mut outcomes)?;
     if dry_run {
         outcomes.extend(found.doubtful);
     }
@@ -343,7 +351,8 @@ impl GarbageCollector<'_> {
         };
         let life = self.liveness(owner);
         let is_same = self.files_of(ended).is_ok_and(|files| self.before.has_same(owner, &files));
-        if !is_same || self.selection.deletion_reason(&ended.network, owner.id, life).is_none() {
+        let why = self.selection.deletion_reason(&ended.network, owner.id, life);
+        if !is_same || (why.is_none() && !ended.is_loopback()) {
             return outcomes;
         }
         if let Some(list) = &ended.list {
@@ -386,7 +395,7 @@ impl GarbageCollector<'_> {
         let runtime =
             Runtime { executor: Box::new(executor), ..self.directories.new_runtime(self.table) };
         let done = ActionOutcome::new("detached", &ended.network, ended.object(), &ended.why);
-        if first_own == Some(0) {
+        if first_own == Some(0) || ended.is_loopback() {
             return runtime.del(list, &ended.attach).map(|()| Some(done));
         }
         // The cache keeps the arguments for the DEL or GC of the runtime.
@@ -515,28 +524,6 @@ impl GarbageCollector<'_> {
             outcomes.push(ActionOutcome::log_failure(network, object, &error));
         }
         Ok(())
-    }
-
-    /// Removes, or with `dry_run` lists, the remains of a dead attachment.
-    fn remove_remains(
-        &self,
-        record: &AttachmentRecord,
-        dry_run: bool,
-    ) -> Result<Option<ActionOutcome>> {
-        let AttachmentRecord { id, ifname, network, .. } = record;
-        let object = format!("state of container {id}, interface {ifname}");
-        let liveness = record.liveness();
-        Ok(match self.selection.deletion_reason(network, id, liveness) {
-            Some(why) if dry_run => {
-                Some(ActionOutcome::new("would remove", network, object, why).with_remedy(COLLECT))
-            }
-            Some(why) => reclaim::remove_if_ended(record)?
-                .then(|| ActionOutcome::new("removed", network, object, why)),
-            None if dry_run && self.selection.has_attachment(network, id) => {
-                doubt_reason(liveness).map(|why| self.outcome_in_doubt(network, id, object, why))
-            }
-            None => None,
-        })
     }
 
     /// The outcome for an attachment that stays because nothing proves its end; a person may know

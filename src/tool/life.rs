@@ -29,11 +29,21 @@ pub(super) fn container_states(
     cached: &[CachedAttachment],
     data_dir: impl Fn(&CachedAttachment) -> PathBuf,
 ) -> Vec<ContainerState> {
-    let life = |one: &CachedAttachment| {
+    let liveness = |one: &CachedAttachment| {
         let CachedAttachment { network, attach, .. } = one;
-        let rival = find_rival(cached, one).map(|other| other.attach.container_id.clone());
         let owner = AttachmentId { network, ifname: &attach.ifname, id: &attach.container_id };
-        ContainerState { liveness: reclaim::attachment_liveness(owner, &data_dir(one)), rival }
+        reclaim::attachment_liveness(owner, &data_dir(one))
+    };
+    let life = |one: &CachedAttachment| {
+        let rival = find_rival(cached, one).map(|other| other.attach.container_id.clone());
+        // `lo` has no record: it lives as long as any other interface of its container.
+        let is_lo = |it: &CachedAttachment| it.attach.ifname == "lo";
+        let others = cached.iter().filter(|other| {
+            is_lo(one) && !is_lo(other) && other.attach.container_id == one.attach.container_id
+        });
+        let longest =
+            others.map(liveness).reduce(|a, b| if end_reason(a).is_some() { b } else { a });
+        ContainerState { liveness: longest.unwrap_or_else(|| liveness(one)), rival }
     };
     cached.iter().map(life).collect()
 }

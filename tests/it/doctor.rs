@@ -4,6 +4,7 @@ mod forward;
 mod sysdump;
 
 use std::fs;
+use std::net::{TcpListener, UdpSocket};
 
 use serde_json::{Value, json};
 
@@ -698,4 +699,117 @@ fn state_of_dead_containers_is_collected() {
     assert_unchanged(&before, &state(&ward));
     assert_eq!(ward.doctor(), (Some(0), "healthy: 1 attachment\n".to_owned()));
     assert_eq!(gc(&[]), "no dead attachment was found\n");
+}
+
+/// What no runtime can start is an error, and the command of the report makes it work again.
+#[test]
+fn plugins_that_cannot_run_are_reported() {
+    let own = executable().display().to_string();
+    for (defect, named) in [
+        (": > $D/portmap", "permission denied; make it executable: chmod 755 /"),
+        (": > $D/portmap; chmod 755 $D/portmap", "exec format error; cnibox install /"),
+        ("echo plugin > $D/portmap; chmod 755 $D/portmap", "exec format error; cnibox install /"),
+        ("head -c 100000 $X > $D/portmap; chmod 755 $D/portmap", "cannot run: netplugin failed"),
+        (
+            "mount -t tmpfs -o noexec tmpfs $D; for i in bridge cnibox host-local portmap; do \
+             ln -s $X $D/$i; done; rm $D/portmap; cp $X $D/portmap",
+            "is mounted noexec: mount -o remount,exec $(stat -Lc %m /",
+        ),
+    ] {
+        let ward = Ward::sized(
+            &json!([{"type": "bridge", "ipam": {"type": "host-local", "subnet": "10.88.0.0/16"}},
+                    {"type": "portmap", "capabilities": {"portMappings": true}}]),
+            0,
+        );
+        let dir = ward.node.bin().display().to_string();
+        let fill = |line: &str| line.replace("$D", &dir).replace("$X", &own);
+        ward.node.sh(&fill(&format!("rm $D/portmap; {defect}")));
+        let (status, text) = ward.doctor();
+        let count = text.lines().filter(|line| line.contains("portmap")).count();
+        assert!(
+            status == Some(1) && text.contains(named) && count == 1,
+            "{defect}: {status:?} {text}"
+        );
+        let diagnoses = ward.diagnoses();
+        let remedy = diagnoses[0]["remedy"].as_str().unwrap().rsplit("able: ").next().unwrap();
+        let remedy = remedy.rsplit("noexec: ").next().unwrap().replace("cnibox ", &fill("$X "));
+        // A permission is not all that an empty file lacks.
+        let remedy = remedy.replace("chmod", &fill("cp $X $D/portmap; chmod"));
+        ward.node.sh(&format!("{remedy}; CNI_COMMAND=VERSION {dir}/portmap </dev/null"));
+    }
+}
+
+/// `lo` ends with the container's other interface; an empty file of the cache names nothing.
+#[test]
+fn files_of_the_cache_are_collected() {
+    let ipam = json!({"type": "host-local", "dataDir": "LEASES", "subnet": "10.88.0.0/24"});
+    let mut ward = Ward::with(&json!([{"type": "ptp", "ipam": ipam}]));
+    ward.write("00-lo.conflist", "loop", &json!([{"type": "loopback"}]));
+    let net_d = ward.node.path("net.d").display().to_string();
+    for pod in 0..2 {
+        let (path, id) = (ward.pods[pod].path(), format!("pod{pod}"));
+        let args = ["cnitool", "add", "loop", &path, "--container-id", &id, "--ifname", "lo"];
+        ward.cnibox(&[&args[..], &["--conf-dir", &net_d]].concat()).printed();
+        ward.attach(pod);
+    }
+    let files = |ward: &Ward| {
+        let names = ward.node.sh(&format!("ls {}", ward.node.path("cache/results").display()));
+        names.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let dir = ward.node.path("cache/results").display().to_string();
+    ward.node.sh(&format!("touch {dir}/pods-pod8-eth0; touch -d '-1 hour' {dir}/pods-pod9-eth0"));
+    ward.pods.truncate(1);
+    eventually("the link is gone", || {
+        ward.node.sh("ip -o link show type veth").lines().count() == 1
+    });
+    let (status, text) = ward.doctor();
+    let named = format!(
+        "warning: {dir}/pods-pod9-eth0: it is empty, as after a crash of a runtime; cnibox gc\n"
+    );
+    let lo = "container pod1, interface lo (network loop): was not detached: its link on the host is gone; ";
+    assert!(status == Some(1) && text.contains(&named) && text.contains(lo), "{text}");
+    assert!(!text.contains("pod8") && !text.contains("pod0"), "{text}");
+    let gc = |extra: &[&str]| ward.look(&[&["gc"], extra].concat()).run().stdout;
+    let all = files(&ward);
+    let said = gc(&["--dry-run"]);
+    assert!(said.contains("would detach container pod1, interface lo: "), "{said}");
+    assert!(said.contains("would remove ") && !said.contains("in doubt"), "{said}");
+    assert_eq!(files(&ward), all);
+    let said = gc(&[]);
+    assert!(said.contains("detached container pod1, interface lo: "), "{said}");
+    assert_eq!(files(&ward), ["loop-pod0-lo", "pods-pod0-eth0", "pods-pod8-eth0"]);
+    assert_eq!(ward.doctor(), (Some(0), HEALTHY.to_owned()));
+}
+
+/// As k3s's ingress does to a web server of the node. It is no defect: the status is 0.
+#[test]
+fn programs_behind_published_ports_are_named() {
+    for backend in ["iptables", "nftables"] {
+        let ipam = json!({"type": "host-local", "dataDir": "LEASES", "subnet": "10.88.0.0/24"});
+        let ward = Ward::with(&json!([
+            {"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipam": ipam},
+            {"type": "portmap", "backend": backend, "capabilities": {"portMappings": true}},
+        ]));
+        ward.attach(0);
+        ward.attach(1);
+        let unseen = [
+            TcpListener::bind("[::1]:8080").unwrap(),
+            TcpListener::bind("127.0.0.1:8082").unwrap(),
+        ];
+        let other = UdpSocket::bind("127.0.0.1:8080").unwrap();
+        assert_eq!(ward.doctor(), (Some(0), HEALTHY.to_owned()), "{backend}");
+        for place in ["127.0.0.53:8081", "[::]:8081"] {
+            let program = TcpListener::bind(place).unwrap();
+            let said = format!(
+                "note: tcp port 8081: a program of the node listens on {place}, but its clients reach \
+                 container \"pod1\" (network \"pods\""
+            );
+            let (status, text) = ward.doctor();
+            assert!(status == Some(0) && text.starts_with(&said), "{backend}: {status:?} {text}");
+            assert!(text.contains("; ss -Hlntup sport = :8081 # names it: "), "{text}");
+            assert!(ward.node.sh("ss -Hlntup sport = :8081").contains("users:"), "{text}");
+            drop(program);
+        }
+        drop((unseen, other));
+    }
 }

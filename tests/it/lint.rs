@@ -50,6 +50,7 @@ fn portmap() -> Value {
 #[test]
 fn correct_configurations_have_no_findings() {
     let node = Node::new();
+    node.script("somebody-elses", "exit 1");
     wire(&node);
     let tuning = json!({"type": "tuning", "sysctl": {"net.core.somaxconn": "1024"}, "capabilities": {"mac": true},
         "runtimeConfig": {}, "args": {"any": {"thing": 1}}});
@@ -76,6 +77,13 @@ fn correct_configurations_have_no_findings() {
     assert_eq!(run(&node, &["--offline"]), whole);
     assert_eq!(run(&node, &["--json"]), (Some(0), "[]\n".to_owned()));
     assert_unchanged(&before, &node.snapshot());
+    fs::remove_file(node.bin().join("somebody-elses")).unwrap();
+    let (status, lines) = run(&node, &[]);
+    let said = "error: plugin 5 \"somebody-elses\": failed to find plugin \"somebody-elses\" in";
+    assert!(status == Some(1) && lines.contains(said), "{lines}");
+    assert_eq!(run(&node, &["--offline"]), whole);
+    fs::remove_dir_all(node.bin()).unwrap();
+    assert!(!run(&node, &[]).1.contains("somebody-elses"), "a machine without plugins is no node");
 }
 
 /// Asserts that a list of these plugins yields exactly one message, at a key of this name.

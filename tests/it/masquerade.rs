@@ -84,6 +84,28 @@ fn long_names_are_recognised() {
     }
 }
 
+/// The programs are gone at DEL: a warning, and the next DEL with them deletes the rules.
+#[test]
+fn del_names_rules_that_only_iptables_legacy_could_delete() {
+    let (node, container) = (Node::new(), Container::new());
+    let masq = Masq::new(&node, "ptp", BACKENDS[2]);
+    masq.add("c1", &container);
+    let program = "$(readlink -f /usr/sbin/iptables-legacy)";
+    let copy = node.path("copy").display().to_string();
+    node.sh(&format!("cp {program} {copy}"));
+    let rules = || node.sh(&format!("{copy} iptables-save -t nat"));
+    assert!(rules().contains("10.1.2.2"));
+    node.sh(&format!("mount --bind /dev/null {program}"));
+    let told = masq.call("DEL", "c1", "").run();
+    let chain = "stay in chain CNI-";
+    assert!(told.status == Some(0) && told.stderr.matches(chain).count() == 1, "{told:?}");
+    assert!(rules().contains("10.1.2.2"));
+    node.sh(&format!("umount {program}"));
+    let told = masq.call("DEL", "c1", "").run();
+    assert_eq!((told.status, &*told.stderr), (Some(0), ""));
+    assert!(!rules().contains("10.1.2.2"), "{}", rules());
+}
+
 /// A directory in which `iptables` and its companions are those of `flavour`.
 pub(crate) fn flavoured(node: &Node, flavour: &str) -> String {
     let dir = node.path(flavour);

@@ -28,6 +28,9 @@ pub const DEFAULT_ZONE: &str = "trusted";
 const NAME: &str = "org.fedoraproject.FirewallD1";
 const ZONE: &str = "org.fedoraproject.FirewallD1.zone";
 
+/// firewalld's error for a zone that it lacks.
+const INVALID_ZONE: &str = "INVALID_ZONE";
+
 const RECORDS: RecordStore = RecordStore("firewalld");
 
 /// The feature, which has no tables, and the layout of the reference.
@@ -140,12 +143,20 @@ impl<'a> FirewalldZone<'a> {
         let msg = format!("failed to add the address {source} to {zone} zone: {cause}");
         let remedy = if cause.contains("ZONE_CONFLICT") {
             "the address is in another zone: remove it there, or set \"firewalldZone\""
-        } else if cause.contains("INVALID_ZONE") {
-            "create the zone, or set \"firewalldZone\" to one of firewall-cmd --get-zones"
+        } else if cause.contains(INVALID_ZONE) {
+            return self.missing_zone_error();
         } else {
             "is firewalld running? see systemctl status firewalld"
         };
         Error::internal(msg).with_details(remedy)
+    }
+
+    fn missing_zone_error(&self) -> Error {
+        let zone = self.name;
+        Error::internal(format!("firewalld has no zone \"{zone}\"")).with_details(format!(
+            "firewall-cmd --permanent --new-zone={zone} && firewall-cmd --reload; or set \
+             \"firewalldZone\" to one of firewall-cmd --get-zones"
+        ))
     }
 
     /// Verifies that each address is in the zone.
@@ -244,10 +255,15 @@ impl<'a> FirewalldZone<'a> {
         }
     }
 
-    /// Fails unless firewalld is running.
-    pub fn require_running(&mut self) -> Result<()> {
+    /// Fails unless firewalld is running and has the zone.
+    pub fn require_zone(&mut self) -> Result<()> {
         match self.bus.has_name_owner(NAME) {
-            Ok(true) => Ok(()),
+            Ok(true) => match self.list_sources(self.name) {
+                Err(error) if error.to_string().contains(INVALID_ZONE) => {
+                    Err(self.missing_zone_error())
+                }
+                _ => Ok(()),
+            },
             Ok(false) => Err(Error::internal("firewalld is not running").with_details(
                 "start it (systemctl start firewalld), or choose another \"backend\"",
             )),

@@ -159,6 +159,7 @@ pub fn delete_rules(
     let recorded = pod.iter().flat_map(|pod| &pod.ips).chain(&record.ips);
     let all_ips: Vec<IpAddr> = ips.iter().chain(recorded).copied().collect();
     let (ips, ports) = ports.map_or_else(Default::default, |ports| (ips, ports));
+    filter.warn_of_legacy_rules(RECORDS, owner, "filter", "CNI-FORWARD");
     join_outcomes([
         RECORDS.remove_part(owner),
         iptables::delete_rules(filter, owner, &all_ips, own),

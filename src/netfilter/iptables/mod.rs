@@ -232,7 +232,14 @@ impl IptablesPrograms {
             if refusals == REFUSALS {
                 let error = output.failure_error();
                 let lacks = MISSING_MODULE_HELP.iter().any(|text| error.message().contains(text));
-                return Err(if lacks { error.with_details(LACKING_MODULE) } else { error });
+                return Err(if lacks {
+                    error.with_details(LACKING_MODULE)
+                } else if error.message().contains("/run/xtables.lock: Is a directory") {
+                    // As which a volume of a pod is made, without a type of its hostPath.
+                    error.with_details("rmdir /run/xtables.lock")
+                } else {
+                    error
+                });
             } else if Instant::now() >= until {
                 let msg = format!("change iptables table {name}: others kept changing it");
                 let cause = output.failure_error().message().to_owned();

@@ -97,6 +97,7 @@ pub fn delete_addresses(
     owner: AttachmentId<'_>,
     addrs: &[IpNet],
 ) -> Result<()> {
+    filter.warn_of_legacy_rules(RECORDS, owner, "nat", &owner.iptables_chain(""));
     join_outcomes([
         RECORDS.remove_part(owner),
         iptables::delete_rules(filter, owner, addrs),

@@ -177,6 +177,7 @@ pub fn delete_mappings(
     owner: AttachmentId<'_>,
     known: Option<&PortmapPart>,
 ) -> Result<()> {
+    filter.warn_of_legacy_rules(RECORDS, owner, "nat", &owner.iptables_chain("DN-"));
     let removed = RECORDS.remove_part(owner);
     let servers =
         [nft::delete_mappings(filter, owner, known), iptables::delete_mappings(filter, owner)];

@@ -7,8 +7,8 @@
 //!
 //! While the container has the device, its alias is its name on the host, as with the reference
 //! plugin, and a record below `/run/cni/host-device` holds the rest of its state. DEL restores
-//! name, alias, MAC, MTU, the addresses and routes of an administrator, and sets the device up if
-//! it was up. Nothing else remains on the host.
+//! name, alias, MAC, MTU, master, the addresses and routes of an administrator, and sets the device
+//! up if it was up. Nothing else remains on the host.
 
 mod find;
 mod sysfs;

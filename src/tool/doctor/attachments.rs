@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use ipnet::IpNet;
 
+use super::listeners::{find_hidden_program, listening_sockets};
 use crate::attachment::AttachmentRecord;
 use crate::devices::lost::LostDevice;
 use crate::framework::port_owner::{self, PortOwnerState};
@@ -24,7 +25,7 @@ use cni::runtime::{CachedAttachment, NetworkList, PluginConfig, Runtime};
 use cni::{SpecVersion, VersionNumber};
 
 /// The remedy for remains of dead containers.
-const COLLECT: &str = "cnibox gc";
+pub(super) const COLLECT: &str = "cnibox gc";
 
 /// The remedy for an attachment whose link is gone: if a person deleted the link, the container may
 /// run.
@@ -220,18 +221,21 @@ pub(super) fn find_lost_devices() -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Rules that lead ports of the host to containers that are gone, or in doubt.
+/// Rules that lead ports of the host to containers that are gone, or in doubt; and ports on which
+/// programs of the node listen.
 pub(super) fn examine_ports(
     directories: &ToolDirectories,
     stores: &[LeaseDirectory],
 ) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
-    for owner in ports::list_port_owners(&PacketFilter::new())? {
+    let owners = ports::list_port_owners(&PacketFilter::new())?;
+    let listeners = if owners.is_empty() { Vec::new() } else { listening_sockets() };
+    for owner in owners {
         let of_network = stores.iter().filter(|store| store.network == owner.network);
         let dirs: Vec<PathBuf> = of_network.map(|store| store.data_dir.clone()).collect();
         let title = owner.describe_ports();
         match port_owner::judge_port_owner(&owner, &dirs) {
-            PortOwnerState::Alive => {}
+            PortOwnerState::Alive => findings.extend(find_hidden_program(&owner, &listeners)),
             // All remains of an attachment with a record are one finding.
             PortOwnerState::Ended(_) if port_owner::find_record(&owner).is_some() => {}
             PortOwnerState::Ended(why) => {

@@ -5,11 +5,13 @@
 //! | --- | --- |
 //! | `attachments.rs` | attachments: CHECK, leases, remains of dead containers |
 //! | `forward.rs` | rules of other software that drop forwarded packets |
+//! | `listeners.rs` | programs of the node on published ports |
 //! | `nearby.rs` | other software that changes packets and links of containers |
 //! | `path.rs` | the path of packets between a container and the network outside of the node |
 
 mod attachments;
 mod forward;
+mod listeners;
 mod nearby;
 mod path;
 
@@ -18,22 +20,30 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::slice;
+use std::time::Duration;
 
-use self::attachments::ExaminedAttachment;
 pub(super) use self::attachments::attachment_title;
-use super::directories::{CACHE, CONF, LEASES, PLUGIN_PATH, ToolDirectories};
+use self::attachments::{COLLECT, ExaminedAttachment};
+use super::directories::{CACHE, CONF, EMPTY, LEASES, PLUGIN_PATH, ToolDirectories};
 use super::finding::{Finding, FindingSubject, Severity, report_findings};
 use super::snapshot::{NodeSnapshot, wait_for_running_calls};
 use super::{JSON, ToolCommand, lint};
 use crate::framework::AppletTable;
-use crate::invoke;
+use crate::invoke::{self, TracedExecutor};
 use crate::netfilter::PacketFilter;
 use cni::error::Result;
+use cni::exec::query_version_info;
 
 use crate::netfilter::reconcile::{ReconcileMode, reconcile_all};
 use crate::options::{CommandOption, require_no_words};
 use cni::runtime::{NetworkList, Runtime};
 use cni::sort::{collect_set, sort_by_key};
+
+/// How long a plugin may take to answer VERSION.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What errors of unusable plugins contain.
+const UNUSABLE: [&str; 3] = ["failed to find plugin", "fork/exec ", "invalid plugin name"];
 
 pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "cnibox doctor",
@@ -122,10 +132,11 @@ fn examine_once(
     let mut networks = directories.configured_networks();
     networks.extend(attached.iter().filter_map(|attached| attached.list.clone()));
     let missing = examine_plugins(&networks, runtime, table);
-    // STATUS and CHECK also report missing plugins and flushed rules: each defect is reported once.
+    // lint, STATUS and CHECK also report unusable plugins and flushed rules: each defect is
+    // reported once.
     let is_incomplete = missing.iter().any(|finding| finding.severity == Severity::Error);
     let is_new = |finding: &Finding| {
-        !(is_incomplete && finding.error.message().contains("failed to find plugin")
+        !(is_incomplete && UNUSABLE.iter().any(|text| finding.error.message().contains(text))
             || is_flushed && finding.error.details().contains("cnibox repair"))
     };
     findings.extend(lint_configurations(directories, table).into_iter().filter(is_new));
@@ -134,6 +145,10 @@ fn examine_once(
     findings.extend(checks.filter(is_new));
     findings.extend(attachments::find_unknown_remains(&attached));
     findings.extend(attachments::find_lost_devices()?);
+    let empty = directories.empty_cache_files();
+    findings.extend(
+        empty.iter().map(|path| Finding::new_warning(path.display().to_string(), EMPTY, COLLECT)),
+    );
     let leases = directories.find_lease_directories(None)?;
     findings.extend(attachments::examine_leases(&attached, &leases)?);
     findings.extend(attachments::examine_ports(directories, &leases)?);
@@ -171,7 +186,7 @@ fn lint_configurations(directories: &ToolDirectories, table: AppletTable) -> Vec
         .collect()
 }
 
-/// Plugins of these networks that are missing or replaced by another executable.
+/// Plugins of these networks that are missing, cannot run, or are replaced by another executable.
 fn examine_plugins(
     networks: &[NetworkList],
     runtime: &Runtime,
@@ -209,11 +224,22 @@ fn examine_plugin(name: &str, runtime: &Runtime, table: AppletTable) -> Option<F
         }
         Ok(path) => {
             // A copy over the link of one plugin becomes the executable of all of them.
-            let target = fs::read_link(&path).ok()?;
+            let target = fs::read_link(&path).unwrap_or_default();
             let leads_to_cnibox = target.file_name().is_some_and(|name| name == "cnibox");
-            (is_ours && leads_to_cnibox && !invoke::is_own_executable(&path)).then(|| {
+            if is_ours && leads_to_cnibox && !invoke::is_own_executable(&path) {
                 let problem = format!("{} is not the executable that runs now", path.display());
-                Finding::new_warning(subject, problem, remedy())
+                return Some(Finding::new_warning(subject, problem, remedy()));
+            }
+            // As a process: a plugin of this executable may have lost its permissions.
+            let error = query_version_info(&TracedExecutor, &path, Some(VERSION_TIMEOUT)).err()?;
+            let problem = format!("{} cannot run: {}", path.display(), error.message());
+            let is_denied = error.message().ends_with("permission denied");
+            Some(if is_denied {
+                Finding::new_error(subject, problem, error.details())
+            } else if is_ours {
+                Finding::new_error(subject, problem, format!("{} --replace", remedy()))
+            } else {
+                Finding::new_error(subject, problem, remedy())
             })
         }
     }

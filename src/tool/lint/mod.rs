@@ -56,7 +56,7 @@ checked.
     notes: "
 Without --offline, and as root, the STATUS command of each plugin of cnibox runs on this node as \
             well: missing back
-ends, missing master interfaces, an MTU above the master's.
+ends, missing master interfaces, an MTU above the master's. So are plugins that the node lacks.
 
 Exit status: 0 no findings; 1 findings; 2 wrong usage.
 ",

@@ -9,6 +9,7 @@ use super::{Finding, FindingSubject, Severity, keys, routes, together};
 use crate::framework::call::{PluginCall, PluginCaller, PluginFunction};
 use crate::framework::{AppletKind, AppletTable, BuiltinPlugin, ConfigRemarks};
 use cni::error::{Error, ErrorContext, Result};
+use cni::exec::{find_plugin, split_path};
 use cni::files;
 use cni::json::keys::{DecodedKeys, is_comment};
 use cni::json::place::{JsonPathStep, JsonValuePath, TextPosition};
@@ -170,8 +171,9 @@ impl LintedNetwork<'_> {
     /// Examines a plugin that follows the plugins `before`.
     fn examine_plugin(&mut self, part: &LintedPlugin<'_>, before: &[PluginConfig]) {
         let name = &part.conf.plugin_type;
+        let is_missing = self.report_missing_plugins(part);
         let Some(applet) = self.table.find_applet(name) else {
-            if let Some(near) = nearest_word(name, self.table.plugin_names()) {
+            if !is_missing && let Some(near) = nearest_word(name, self.table.plugin_names()) {
                 let remedy = format!("did you mean \"{near}\"?");
                 let error = mistake_error("unknown plugin", remedy);
                 self.report_mistake(Severity::Warning, part, "type", error);
@@ -204,6 +206,23 @@ impl LintedNetwork<'_> {
         if is_sound && self.cni_path.is_some() {
             self.run_status(part, plugin.run);
         }
+    }
+
+    /// Reports the plugins that this node lacks; whether there are any. Without a directory of
+    /// plugins this is no node: files are also examined where they are written.
+    fn report_missing_plugins(&mut self, part: &LintedPlugin<'_>) -> bool {
+        let dirs = split_path(self.cni_path.unwrap_or_default());
+        let mut is_missing = false;
+        for (key, name) in [("type", &part.conf.plugin_type), ("ipam.type", &part.conf.ipam_type)] {
+            if !name.is_empty()
+                && dirs.iter().any(|dir| dir.is_dir())
+                && let Err(error) = find_plugin(name, &dirs)
+            {
+                is_missing = true;
+                self.report_mistake(Severity::Error, part, key, error);
+            }
+        }
+        is_missing
     }
 
     /// A chained plugin needs an interface, and only one plugin of a list creates an interface.

@@ -45,6 +45,8 @@ class F(dbus.service.Object):
         return zone
     @dbus.service.method(Z, in_signature="s", out_signature="as")
     def getSources(self, zone):
+        if zone == "nozone":
+            raise E("INVALID_ZONE: " + zone)
         return dbus.Array([s for s in self.sources if self.sources[s] == zone], signature="s")
     @dbus.service.method(Z, in_signature="ss", out_signature="b")
     def querySource(self, zone, source):
@@ -62,6 +64,9 @@ const BUS: &str = r#"<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus C
 <busconfig><type>session</type><listen>unix:path=SOCKET</listen>
 <policy context="default"><allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/><allow own="*"/><allow user="*"/></policy>
 </busconfig>"#;
+
+/// The remedy for the zone `nozone`.
+const NEW_ZONE: &str = "firewall-cmd --permanent --new-zone=nozone && firewall-cmd --reload; or ";
 
 /// A private bus with a firewalld; both are terminated on drop.
 pub(crate) struct Firewalld<'n> {
@@ -228,7 +233,7 @@ fn a_real_firewalld_adds_and_removes_the_addresses() {
     let nowhere = net.with(&json!({"firewalldZone": "nozone",
         "prevResult": prev("1.1.0", &["10.1.2.9/24"])}));
     let error = firewalld.call(&nowhere, "ADD", "c2").error();
-    assert!(error.details.contains("create the zone"), "{error:?}");
+    assert!(error.details.starts_with(NEW_ZONE), "{error:?}");
     assert_eq!(sources(), [true; 2], "c1 keeps its own");
     firewalld.reload();
     assert_eq!(sources(), [false; 2], "a reload forgets them");
@@ -340,8 +345,11 @@ fn refusals_name_a_remedy_and_roll_back() {
     let told = firewalld.told();
     assert_eq!(told, [ADDED[0], ADDED[1], REMOVED[0]]);
     let nowhere = conf.with(&json!({"firewalldZone": "nozone"}));
-    let error = firewalld.call(&nowhere, "ADD", "c1").error();
-    assert!(error.details.contains("create the zone"), "{}", error.details);
+    for (verb, id, code) in [("ADD", "c1", 999), ("STATUS", "", 50)] {
+        let error = firewalld.call(&nowhere, verb, id).error();
+        assert_eq!(error.brief(), (code, "firewalld has no zone \"nozone\""), "{verb}");
+        assert!(error.details.starts_with(NEW_ZONE), "{}", error.details);
+    }
 }
 
 #[test]

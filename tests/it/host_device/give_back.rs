@@ -49,6 +49,34 @@ fn del_returns_a_device_down_if_it_was_down() {
     }
 }
 
+/// Also by GC; without the bridge there is only a warning.
+#[test]
+fn a_port_of_a_bridge_is_one_again() {
+    let node = Node::new();
+    plug(&node);
+    node.sh("ip link add br7 up type bridge; ip link set hd0 master br7");
+    let net = simple(&node, &json!({}));
+    let before = node.snapshot();
+    for has_del in [true, false] {
+        let container = Container::new();
+        net.add(&container);
+        if has_del {
+            net.del(&container);
+        } else {
+            net.with(&json!({"cni.dev/valid-attachments": []})).call("GC", "").ok();
+        }
+        assert_eq!(node.ip("link show hd0")[0]["master"], json!("br7"));
+        is_back(&node, &before);
+    }
+    let container = Container::new();
+    net.add(&container);
+    node.sh("ip link del br7");
+    let outcome = net.on("DEL", &container).run();
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    assert!(outcome.stderr.contains("\"hd0\" has no master: \"br7\" is gone"), "{outcome:?}");
+    assert_eq!(node.ip("link show hd0")[0]["master"], json!(null));
+}
+
 #[test]
 fn addresses_and_routes_of_protocols_are_not_restored() {
     let node = Node::new();

@@ -187,7 +187,8 @@ fn an_unproved_link_comes_back_under_its_name_down() {
             println!("{create}, record: {has_record}");
             let (node, container) = (Node::new(), Container::new());
             node.sh(&format!(
-                "{create}; ip link set hd0 up alias mine; ip addr add 192.0.2.7/24 dev hd0"
+                "{create}; ip link set hd0 up alias mine; ip addr add 192.0.2.7/24 dev hd0; \
+                 ip link add br7 type bridge; ip link set hd0 master br7"
             ));
             let net = simple(&node, &json!({}));
             for _ in ["first", "next"] {
@@ -202,6 +203,7 @@ fn an_unproved_link_comes_back_under_its_name_down() {
                 let alias_now = &node.ip("link show hd0")[0]["ifalias"];
                 let alias = if has_record { json!("mine") } else { json!(null) };
                 assert_eq!((alias_now, &link["addr_info"]), (&alias, &json!([])));
+                assert_eq!(link["master"], json!(null), "a container may have made it");
                 assert!(!link["flags"].as_array().unwrap().contains(&json!("UP")), "{link}");
                 assert_eq!((records(&node), net.leases()), (String::new(), Vec::new()));
                 node.sh("ip link set hd0 alias mine");

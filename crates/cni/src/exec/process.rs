@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::pump::PipePump;
 use crate::error::{Result, io_text};
@@ -101,11 +102,15 @@ pub fn finish_process(
 
 /// The remedy for a file that could not be executed.
 fn execution_remedy(path: &Path, cause: &io::Error) -> String {
+    let is_noexec = statvfs(path).is_ok_and(|fs| fs.flags().contains(FsFlags::ST_NOEXEC));
     let path = path.display();
     match cause.raw_os_error().map(Errno::from_raw) {
-        Some(Errno::EACCES) => {
-            format!("make it executable: chmod 755 {path}; or mount its file system without noexec")
+        Some(Errno::EACCES) if is_noexec => {
+            format!(
+                "its file system is mounted noexec: mount -o remount,exec $(stat -Lc %m {path})"
+            )
         }
+        Some(Errno::EACCES) => format!("make it executable: chmod 755 {path}"),
         Some(Errno::ENOEXEC) => {
             format!("{path} is not a program for this machine: install the plugin again")
         }
