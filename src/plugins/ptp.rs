@@ -71,14 +71,11 @@ pub struct PtpConfig {
 }
 
 impl PtpConfig {
-    /// The configured back end of `ipMasq`; the key is ignored without `ipMasq`.
-    fn masquerade_backend(&self) -> Result<Option<RuleBackend>> {
+    /// The configured back end of `ipMasq`, which is ignored without `ipMasq`, and the options.
+    fn masquerade_keys(&self) -> Result<(Option<RuleBackend>, MasqueradeOptions)> {
         let value = self.ip_masq_backend.as_deref().filter(|_| self.ip_masq);
-        RuleBackend::parse(value, "unknown ipmasq backend")
-    }
-
-    fn masquerade_options(&self) -> Result<MasqueradeOptions> {
-        MasqueradeOptions::parse(&self.ip_masq_except, self.ip_masq_random_fully)
+        let backend = RuleBackend::parse(value, "unknown ipmasq backend")?;
+        Ok((backend, MasqueradeOptions::parse(&self.ip_masq_except, self.ip_masq_random_fully)?))
     }
 }
 
@@ -90,14 +87,15 @@ impl Plugin for Ptp {
     type Conf = PtpConfig;
 
     fn examine(cx: &CallContext<'_>, conf: &PtpConfig, remarks: &mut ConfigRemarks) -> Result<()> {
-        remarks.warnings.extend(conf.masquerade_options()?.ineffective_key(conf.ip_masq));
         conf.mtu.require_ethernet()?;
         cx.host_interface_name(&conf.host_interface_name, cx.example_attachment())?;
-        conf.masquerade_backend().map(drop)
+        let (_, options) = conf.masquerade_keys()?;
+        remarks.warnings.extend(options.ineffective_key(conf.ip_masq));
+        Ok(())
     }
 
     fn add(cx: &CallContext<'_>, conf: &PtpConfig, req: &AddRequest) -> Result<CniResult> {
-        let (backend, options) = (conf.masquerade_backend()?, conf.masquerade_options()?);
+        let (backend, options) = conf.masquerade_keys()?;
         options.ineffective_key(conf.ip_masq).iter().for_each(|warning| warn!("{warning}"));
         let netns = req.sandbox.open_netns()?;
         let host = cx.host_netlink()?;
@@ -152,7 +150,7 @@ impl Plugin for Ptp {
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let addrs: Vec<IpNet> =
             found.prev.ips_of_interface(found.index).map(|ip| ip.address).collect();
-        let options = conf.masquerade_options()?;
+        let (_, options) = conf.masquerade_keys()?;
         masquerade::check_addresses(cx.packet_filter(), owner, &addrs, &options)
     }
 
@@ -211,7 +209,7 @@ impl Plugin for Ptp {
     }
 
     fn status(cx: &CallContext<'_>, conf: &PtpConfig) -> Result<()> {
-        let backend = conf.masquerade_backend().or_unavailable()?;
+        let (backend, _) = conf.masquerade_keys().or_unavailable()?;
         conf.mtu.resolve_bytes(cx.usable_host_netlink()?).or_unavailable()?;
         if conf.ip_masq {
             let filter = cx.packet_filter();

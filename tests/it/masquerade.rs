@@ -1,6 +1,7 @@
 //! `ipMasq` of bridge and ptp with every back end: the visible source address, remaining state, and
 //! DEL across cnibox and the reference.
 
+mod except;
 mod overlap;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};

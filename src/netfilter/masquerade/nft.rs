@@ -272,4 +272,31 @@ mod tests {
         assert_eq!(name("10.1.2.3/24"), "subnet-10.1.2.0/24");
         assert_eq!(name("2001:db8::5/64"), "subnet-2001_db8__/64");
     }
+
+    #[test]
+    fn a_chain_is_named_after_its_options() {
+        let except = ["10.0.0.0/8", "2001:db8:9::/48", "192.0.2.7"].map(ToOwned::to_owned);
+        for (is_random, four, six) in [
+            (
+                false,
+                "subnet-10.1.2.0/24-10.0.0.0/8-192.0.2.7/32",
+                "subnet-2001_db8__/64-2001_db8_9__/48",
+            ),
+            (
+                true,
+                "subnet-10.1.2.0/24-10.0.0.0/8-192.0.2.7/32-random",
+                "subnet-2001_db8__/64-2001_db8_9__/48-random",
+            ),
+        ] {
+            let options = MasqueradeOptions::parse(&except, is_random).unwrap();
+            for (addr, name) in [("10.1.2.3/24", four), ("2001:db8::5/64", six)] {
+                assert_eq!(subnet_chain_name(addr.parse().unwrap(), &options), name);
+                assert!(subnet_rules(name).is_some_and(|rules| rules.len() == 1), "{name}");
+            }
+        }
+        assert!(subnet_rules("subnet-10.1.2.0/24-x").is_none());
+        let widest = "2001:1111:1111:1111:1111:1111:1111:1111/128";
+        let name = subnet_chain_name(widest.parse().unwrap(), &MasqueradeOptions::default());
+        assert_eq!(name.len() + LONGEST_SUFFIX + RANDOM.len(), 255);
+    }
 }
