@@ -60,9 +60,6 @@ const SUBNET: &str = "subnet-";
 /// The suffix of those with random ports.
 const RANDOM: &str = "-random";
 
-/// The maximum length of [`except_suffix`]: the name of a chain has 255 bytes, an IPv6 subnet 43.
-pub(super) const LONGEST_SUFFIX: usize = 255 - SUBNET.len() - RANDOM.len() - 43;
-
 const REFERENCE: NftTable<'_> = NftTable::new_inet("cni_plugins_masquerade")
     .with_comment("Masquerading for plugins from github.com/containernetworking/plugins");
 const MASQ_CHECKS: NftChain<'_> = REFERENCE.named_chain("masq_checks").with_comment(
@@ -71,14 +68,9 @@ const MASQ_CHECKS: NftChain<'_> = REFERENCE.named_chain("masq_checks").with_comm
 
 /// The name of a subnet's chain. nft accepts neither colons nor brackets in names.
 fn subnet_chain_name(addr: IpNet, options: &MasqueradeOptions) -> String {
-    let except = except_suffix(options, IpFamily::of_address(addr.addr()));
+    let except = options.chain_suffix(IpFamily::of_address(addr.addr()));
     let ports = if options.random_fully { RANDOM } else { "" };
     format!("{SUBNET}{}{except}{ports}", addr.trunc()).replace(':', "_")
-}
-
-/// The part of a chain's name for the exceptions.
-pub(super) fn except_suffix(options: &MasqueradeOptions, family: IpFamily) -> String {
-    options.exceptions(family).map(|net| format!("-{net}")).collect()
 }
 
 /// Adds the conditions of a subnet's chain to `rule`, and its statement.
@@ -297,6 +289,6 @@ mod tests {
         assert!(subnet_rules("subnet-10.1.2.0/24-x").is_none());
         let widest = "2001:1111:1111:1111:1111:1111:1111:1111/128";
         let name = subnet_chain_name(widest.parse().unwrap(), &MasqueradeOptions::default());
-        assert_eq!(name.len() + LONGEST_SUFFIX + RANDOM.len(), 255);
+        assert_eq!(name.len() + super::super::options::LONGEST_SUFFIX + RANDOM.len(), 255);
     }
 }

@@ -4,9 +4,12 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::super::backend::IpFamily;
-use super::nft;
 use cni::error::{Error, Result};
 use cni::ip;
+
+/// The maximum length of the exceptions in the name of a chain, which has 255 bytes: 50 are for the
+/// longest subnet, and 7 for random ports.
+pub(super) const LONGEST_SUFFIX: usize = 255 - 50 - 7;
 
 /// The keys `ipMasqExcept` and `ipMasqRandomFully`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,12 +26,11 @@ impl MasqueradeOptions {
         let except = ip::parse_networks("ipMasqExcept", except)?;
         let options = MasqueradeOptions { except, random_fully };
         for family in IpFamily::BOTH {
-            let length = nft::except_suffix(&options, family).len();
-            if length > nft::LONGEST_SUFFIX {
-                let most = nft::LONGEST_SUFFIX;
+            let length = options.chain_suffix(family).len();
+            if length > LONGEST_SUFFIX {
                 return Err(Error::config(format!(
-                    "\"ipMasqExcept\": {length} characters for networks of one family, {most} are \
-                     possible"
+                    "\"ipMasqExcept\": {length} characters for networks of one family, \
+                     {LONGEST_SUFFIX} are possible"
                 ))
                 .with_details("write fewer, larger networks"));
             }
@@ -43,6 +45,11 @@ impl MasqueradeOptions {
     /// The exceptions of a family.
     pub(super) fn exceptions(&self, family: IpFamily) -> impl Iterator<Item = IpNet> {
         self.except.iter().copied().filter(move |net| IpFamily::of_address(net.addr()) == family)
+    }
+
+    /// The exceptions of a family in the name of a chain of `nf_tables`.
+    pub(super) fn chain_suffix(&self, family: IpFamily) -> String {
+        self.exceptions(family).map(|net| format!("-{net}")).collect()
     }
 
     /// The warning about a key without `ipMasq`.
