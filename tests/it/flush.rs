@@ -386,7 +386,7 @@ fn one_add_restores_500_containers() {
             RuleBackend::Nftables,
             owner,
             &[addr],
-            &Default::default(),
+            &masquerade::MasqueradeOptions::default(),
         )
         .unwrap();
         spoof::add_port(&filter, owner, &port).unwrap();
@@ -437,7 +437,7 @@ fn rules_of_deleted_containers_are_not_restored() {
                 RuleBackend::Nftables,
                 owner,
                 addrs,
-                &Default::default(),
+                &masquerade::MasqueradeOptions::default(),
             )
             .unwrap();
         });

@@ -161,7 +161,7 @@ fn concurrent_changes_of_one_address_lose_nothing() {
             RuleBackend::Nftables,
             owner,
             &addrs,
-            &Default::default(),
+            &masquerade::MasqueradeOptions::default(),
         )
         .unwrap();
     };
