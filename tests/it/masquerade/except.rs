@@ -137,6 +137,8 @@ fn exceptions_are_restored() {
             let error = check.error();
             assert_eq!(error.code, 999, "{damage}: {error:?}");
             assert_eq!(error.details, "\"cnibox repair\" restores all rules of this host");
+            let doctor = node.cnibox(&["doctor"]).env("PATH", &masq.path).run();
+            assert!(doctor.stdout.contains(&error.msg), "{error:?}: {doctor:?}");
             let repair = node.cnibox(&["repair"]).env("PATH", &masq.path);
             assert_eq!(repair.run().status, Some(0), "{damage}");
             check.ok();
