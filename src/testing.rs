@@ -45,7 +45,8 @@ pub mod netfilter {
 
     pub mod masquerade {
         pub use crate::netfilter::masquerade::{
-            add_addresses, check_addresses, delete_addresses, remove_stale_addresses,
+            MasqueradeOptions, add_addresses, check_addresses, delete_addresses,
+            remove_stale_addresses,
         };
     }
 

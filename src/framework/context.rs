@@ -8,8 +8,9 @@ use super::call::{PluginCall, PluginCaller};
 use super::rollback::Rollback;
 use crate::attachment::HostVeth;
 use crate::netfilter::backend::FilterFeature;
+use crate::netfilter::masquerade::{self, MasqueradeOptions};
 use crate::netfilter::reconcile::require_serviceable;
-use crate::netfilter::{AttachmentId, PacketFilter, RuleBackend, masquerade};
+use crate::netfilter::{AttachmentId, PacketFilter, RuleBackend};
 use crate::netlink::Netlink;
 use cni::args::CniArgPairs;
 use cni::error::{Error, ErrorContext, Result};
@@ -105,6 +106,7 @@ impl<'a> CallContext<'a> {
         configured: Option<RuleBackend>,
         owner: AttachmentId<'a>,
         result: &CniResult,
+        options: &MasqueradeOptions,
         undo: &mut Rollback<'a>,
     ) -> Result<()> {
         let (filter, addrs) = (&self.filter, result.all_addresses());
@@ -113,7 +115,7 @@ impl<'a> CallContext<'a> {
         undo.add_step("end masquerading", move || {
             masquerade::delete_addresses(filter, owner, &registered)
         });
-        masquerade::add_addresses(filter, backend, owner, &addrs)
+        masquerade::add_addresses(filter, backend, owner, &addrs, options)
     }
 
     /// For STATUS: [`require_serviceable`]. `cnibox lint` changes nothing on the node.

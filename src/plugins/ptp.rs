@@ -1,7 +1,8 @@
 //! ptp: a veth pair between the container and the host, every packet routed by the host.
 //!
-//! Keys: `mtu`, `ipMasq`, `ipMasqBackend`, and `ipam`, which is required. The container reaches
-//! even its own subnet through the gateway, which is the host's end of the pair.
+//! Keys: `mtu`, `ipMasq`, `ipMasqBackend`, `ipMasqExcept`, `ipMasqRandomFully`, and `ipam`, which is
+//! required. The container reaches even its own subnet through the gateway, which is the host's end
+//! of the pair.
 //!
 //! State on the host while the container lives: one `veth` with the gateway's address as a /32 or
 //! /128, a host route to each address of the container, and with `ipMasq` the masquerading of its
@@ -24,8 +25,9 @@ use crate::iface::mtu::MtuConfig;
 use crate::iface::veth::{self, NewVethPair};
 use crate::iface::{ContainerNetns, forwarding, overlap, verify};
 use crate::iface::{ON_LINK, routes};
+use crate::netfilter::masquerade::{self, MasqueradeOptions};
 use crate::netfilter::names::parse_label;
-use crate::netfilter::{AttachmentId, RuleBackend, masquerade};
+use crate::netfilter::{AttachmentId, RuleBackend};
 use crate::netlink::{
     KernelRoute, Link, LinkChange, Netlink, RT_TABLE_MAIN, RouteAddMode, RouteFilter,
 };
@@ -51,6 +53,10 @@ pub struct PtpConfig {
     ip_masq: bool,
     /// `iptables` or `nftables`. Default: [`RuleBackend::choose_for_add`].
     ip_masq_backend: Option<String>,
+    /// Networks and addresses to which packets are not masqueraded.
+    ip_masq_except: Vec<String>,
+    /// Whether masqueraded packets get random source ports.
+    ip_masq_random_fully: bool,
     /// MTU of both ends in bytes, or `"auto"`. Default: the kernel's.
     mtu: MtuConfig,
     /// The name of the host's end, in which `{{pod}}` and other variables stand for their values.
@@ -65,10 +71,11 @@ pub struct PtpConfig {
 }
 
 impl PtpConfig {
-    /// The configured back end of `ipMasq`; the key is ignored without `ipMasq`.
-    fn masquerade_backend(&self) -> Result<Option<RuleBackend>> {
+    /// The configured back end of `ipMasq`, which is ignored without `ipMasq`, and the options.
+    fn masquerade_keys(&self) -> Result<(Option<RuleBackend>, MasqueradeOptions)> {
         let value = self.ip_masq_backend.as_deref().filter(|_| self.ip_masq);
-        RuleBackend::parse(value, "unknown ipmasq backend")
+        let backend = RuleBackend::parse(value, "unknown ipmasq backend")?;
+        Ok((backend, MasqueradeOptions::parse(&self.ip_masq_except, self.ip_masq_random_fully)?))
     }
 }
 
@@ -79,14 +86,17 @@ impl Plugin for Ptp {
     const REPAIRS: bool = true;
     type Conf = PtpConfig;
 
-    fn examine(cx: &CallContext<'_>, conf: &PtpConfig, _: &mut ConfigRemarks) -> Result<()> {
+    fn examine(cx: &CallContext<'_>, conf: &PtpConfig, remarks: &mut ConfigRemarks) -> Result<()> {
         conf.mtu.require_ethernet()?;
         cx.host_interface_name(&conf.host_interface_name, cx.example_attachment())?;
-        conf.masquerade_backend().map(drop)
+        let (_, options) = conf.masquerade_keys()?;
+        remarks.warnings.extend(options.ineffective_key(conf.ip_masq));
+        Ok(())
     }
 
     fn add(cx: &CallContext<'_>, conf: &PtpConfig, req: &AddRequest) -> Result<CniResult> {
-        let backend = conf.masquerade_backend()?;
+        let (backend, options) = conf.masquerade_keys()?;
+        options.ineffective_key(conf.ip_masq).iter().for_each(|warning| warn!("{warning}"));
         let netns = req.sandbox.open_netns()?;
         let host = cx.host_netlink()?;
         let mtu = conf.mtu.resolve_bytes(host)?;
@@ -119,7 +129,7 @@ impl Plugin for Ptp {
         configure_container(&inside, &link, &result, &addresses)?;
         if conf.ip_masq {
             cx.record_attachment(Self::NAME, req, &result, &mut undo);
-            cx.masquerade_result(backend, owner, &result, &mut undo)?;
+            cx.masquerade_result(backend, owner, &result, &options, &mut undo)?;
         }
         configure::wait_for_carrier(host, &end)?;
         configure::wait_for_ipv6(host, &mut addresses.iter().map(|routed| routed.gateway))?;
@@ -140,7 +150,8 @@ impl Plugin for Ptp {
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let addrs: Vec<IpNet> =
             found.prev.ips_of_interface(found.index).map(|ip| ip.address).collect();
-        masquerade::check_addresses(cx.packet_filter(), owner, &addrs)
+        let (_, options) = conf.masquerade_keys()?;
+        masquerade::check_addresses(cx.packet_filter(), owner, &addrs, &options)
     }
 
     fn repair(
@@ -198,7 +209,7 @@ impl Plugin for Ptp {
     }
 
     fn status(cx: &CallContext<'_>, conf: &PtpConfig) -> Result<()> {
-        let backend = conf.masquerade_backend().or_unavailable()?;
+        let (backend, _) = conf.masquerade_keys().or_unavailable()?;
         conf.mtu.resolve_bytes(cx.usable_host_netlink()?).or_unavailable()?;
         if conf.ip_masq {
             let filter = cx.packet_filter();

@@ -381,7 +381,14 @@ fn one_add_restores_500_containers() {
         let record =
             AttachmentRecord { netns, ..AttachmentRecord::new(owner, "bridge", &home.path()) };
         record.save_with_addresses().unwrap();
-        masquerade::add_addresses(&filter, RuleBackend::Nftables, owner, &[addr]).unwrap();
+        masquerade::add_addresses(
+            &filter,
+            RuleBackend::Nftables,
+            owner,
+            &[addr],
+            &masquerade::MasqueradeOptions::default(),
+        )
+        .unwrap();
         spoof::add_port(&filter, owner, &port).unwrap();
         let pod = FirewallPart {
             backend: RuleBackend::Nftables,
@@ -425,7 +432,14 @@ fn rules_of_deleted_containers_are_not_restored() {
     };
     for round in 0..40 {
         each(&|filter, owner, addrs| {
-            masquerade::add_addresses(filter, RuleBackend::Nftables, owner, addrs).unwrap();
+            masquerade::add_addresses(
+                filter,
+                RuleBackend::Nftables,
+                owner,
+                addrs,
+                &masquerade::MasqueradeOptions::default(),
+            )
+            .unwrap();
         });
         node.sh("nft flush ruleset");
         std::thread::scope(|scope| {

@@ -1,6 +1,7 @@
 //! `ipMasq` of bridge and ptp with every back end: the visible source address, remaining state, and
 //! DEL across cnibox and the reference.
 
+mod except;
 mod overlap;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
@@ -488,13 +489,19 @@ fn at_once(subnet: impl Fn(usize) -> usize + Sync, meanwhile: impl Fn()) -> Vec<
             let (barrier, failures, subnet) = (&barrier, &failures, &subnet);
             scope.spawn(move || {
                 let (id, filter) = (format!("c{n}"), PacketFilter::new());
+                let plain = masquerade::MasqueradeOptions::default();
                 let owner = AttachmentId { network: "net", ifname: "eth0", id: &id };
                 for round in 0..ROUNDS {
                     let addrs = [format!("10.1.{}.{n}/24", subnet(round)).parse().unwrap()];
                     barrier.wait();
-                    let mut done =
-                        masquerade::add_addresses(&filter, RuleBackend::Nftables, owner, &addrs)
-                            .and_then(|()| masquerade::check_addresses(&filter, owner, &addrs));
+                    let mut done = masquerade::add_addresses(
+                        &filter,
+                        RuleBackend::Nftables,
+                        owner,
+                        &addrs,
+                        &plain,
+                    )
+                    .and_then(|()| masquerade::check_addresses(&filter, owner, &addrs, &plain));
                     if round % 2 == 0 {
                         done = done
                             .and_then(|()| masquerade::delete_addresses(&filter, owner, &addrs));

@@ -8,6 +8,8 @@ use std::net::IpAddr;
 use ipnet::{IpNet, Ipv4Net};
 use serde::de::{Deserialize, Deserializer, Error as _};
 
+use crate::error::Error;
+
 /// Parses an address.
 pub fn parse_ip(text: &str) -> Result<IpAddr, String> {
     let ip: IpAddr = text.parse().map_err(|_| format!("invalid IP address: {text}"))?;
@@ -22,6 +24,18 @@ pub fn parse_cidr(text: &str) -> Result<IpNet, String> {
         IpNet::new(ip.parse().ok()?, len).ok()
     });
     parts.map(canonical_net).ok_or_else(|| format!("invalid CIDR address: {text}"))
+}
+
+/// Parses the networks and addresses of a configuration's key, without host bits.
+pub fn parse_networks(key: &str, texts: &[String]) -> Result<Vec<IpNet>, Error> {
+    let parse = |(at, text): (usize, &String)| {
+        let net = parse_cidr(text).or_else(|_| parse_ip(text).map(host_net));
+        net.map(|net| net.trunc()).map_err(|_| {
+            Error::config(format!("{key}[{at}] {text:?}: not a network or address"))
+                .with_details("write it as \"203.0.113.0/24\", \"2001:db8::/32\" or \"192.0.2.7\"")
+        })
+    };
+    texts.iter().enumerate().map(parse).collect()
 }
 
 /// Parses an address with or without a prefix, which is dropped.

@@ -34,6 +34,11 @@ const STATES: [(&str, u16); 7] = [
 const CONNTRACK_FLAGS: usize = 128 + 8 + 10;
 /// `NF_NAT_RANGE_MAP_IPS | NF_NAT_RANGE_PROTO_SPECIFIED`
 const TO_ADDRESS_AND_PORT: u32 = 1 | 2;
+/// `NF_NAT_RANGE_PROTO_RANDOM_FULLY`
+const FULLY_RANDOM: u32 = 1 << 4;
+
+/// The option of `MASQUERADE` for random ports.
+pub const RANDOM_FULLY: &str = "--random-fully";
 
 const fn xt_match(name: &'static str, revision: u32, module: &'static str) -> XtExtension {
     XtExtension { name, revision, is_target: false, module }
@@ -73,7 +78,7 @@ pub(super) enum IptablesMatch {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum IptablesTarget {
     Verdict(PacketVerdict),
-    Masquerade,
+    Masquerade { fully_random: bool },
     Dnat(SocketAddr),
     SetMark { value: u32, mask: u32 },
 }
@@ -232,7 +237,9 @@ impl IptablesTarget {
                 (&PacketVerdict::RETURN, _) => words(&["-j", "RETURN"]),
                 _ => words(&["-j", OTHER]),
             },
-            IptablesTarget::Masquerade => words(&["-j", "MASQUERADE"]),
+            IptablesTarget::Masquerade { fully_random } => {
+                words(&["-j", "MASQUERADE", RANDOM_FULLY][..2 + usize::from(*fully_random)])
+            }
             IptablesTarget::Dnat(to) => words(&["-j", "DNAT", "--to-destination", &to.to_string()]),
             IptablesTarget::SetMark { value, mask } => {
                 words(&["-j", "MARK", "--set-xmark", &format!("{value:#x}/{mask:#x}")])
@@ -246,7 +253,8 @@ impl IptablesTarget {
             ("ACCEPT", []) => IptablesTarget::Verdict(PacketVerdict::ACCEPT),
             ("DROP", []) => IptablesTarget::Verdict(PacketVerdict::DROP),
             ("RETURN", []) => IptablesTarget::Verdict(PacketVerdict::RETURN),
-            ("MASQUERADE", []) => IptablesTarget::Masquerade,
+            ("MASQUERADE", []) => IptablesTarget::Masquerade { fully_random: false },
+            ("MASQUERADE", [RANDOM_FULLY]) => IptablesTarget::Masquerade { fully_random: true },
             ("DNAT", ["--to-destination", to]) => IptablesTarget::Dnat(to.parse().ok()?),
             ("MARK", ["--set-xmark", text]) => {
                 let (value, mask) = parse_mark(text)?;
@@ -267,9 +275,13 @@ impl IptablesTarget {
         match self {
             IptablesTarget::Verdict(_) => None,
             // struct nf_nat_ipv4_multi_range_compat with one range, or struct nf_nat_range
-            IptablesTarget::Masquerade => {
+            IptablesTarget::Masquerade { fully_random } => {
                 let is_v4 = family == IpFamily::V4;
-                info.push_u32(u32::from(is_v4)).push_zeros(if is_v4 { 16 } else { 36 });
+                if is_v4 {
+                    info.push_u32(1);
+                }
+                info.push_u32(if *fully_random { FULLY_RANDOM } else { 0 });
+                info.push_zeros(if is_v4 { 12 } else { 36 });
                 Some(info.into_extension("MASQUERADE", 0))
             }
             // struct nf_nat_range2
@@ -302,7 +314,9 @@ impl IptablesTarget {
         let info = &extension.info;
         let word = |at: usize| Some(u32::from_ne_bytes(*info.get(at..)?.first_chunk()?));
         let decoded = match (extension.name.as_str(), extension.revision) {
-            ("MASQUERADE", _) => IptablesTarget::Masquerade,
+            ("MASQUERADE", _) => IptablesTarget::Masquerade {
+                fully_random: word(if family == IpFamily::V4 { 4 } else { 0 })? == FULLY_RANDOM,
+            },
             ("DNAT", 2) => {
                 let port = u16::from_be_bytes(*info.get(36..)?.first_chunk()?);
                 let v4: [u8; 4] = *info.get(4..)?.first_chunk()?;
@@ -412,7 +426,8 @@ mod tests {
         }
         for (family, to) in [(IpFamily::V4, "10.1.2.3:80"), (IpFamily::V6, "[fd00::1]:80")] {
             for target in [
-                IptablesTarget::Masquerade,
+                IptablesTarget::Masquerade { fully_random: false },
+                IptablesTarget::Masquerade { fully_random: true },
                 IptablesTarget::Dnat(to.parse().unwrap()),
                 IptablesTarget::SetMark { value: 8, mask: 8 },
             ] {

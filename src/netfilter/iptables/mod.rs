@@ -30,7 +30,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use self::extensions::EXTENSIONS;
-pub use self::extensions::{PORT_EXTENSIONS, XT_COMMENT, XT_CONNTRACK, XT_MASQUERADE};
+pub use self::extensions::{
+    PORT_EXTENSIONS, RANDOM_FULLY, XT_COMMENT, XT_CONNTRACK, XT_MASQUERADE,
+};
 pub use self::table::{IptablesRule, IptablesTable};
 use crate::cmd::{self, ProgramOutput};
 use crate::files::lock::FileLock;

@@ -6,6 +6,8 @@
 //! -A CNI-<hash> ! -d 224.0.0.0/4 .. -j MASQUERADE
 //! ```
 //!
+//! Before the last rule, `-s 10.1.2.4/32 -d NET .. -j ACCEPT` for each exception.
+//!
 //! The interface is not part of any name: two attachments of a container to one network share the
 //! chain, which is deleted with the last address.
 
@@ -15,10 +17,12 @@ use ipnet::IpNet;
 use serde_json::Value;
 
 use super::super::backend::{IpFamily, PacketFilter, RuleBackend};
-use super::super::iptables::{ChainScope, IptablesRule, IptablesTable, XT_COMMENT, XT_MASQUERADE};
+use super::super::iptables::{
+    ChainScope, IptablesRule, IptablesTable, RANDOM_FULLY, XT_COMMENT, XT_MASQUERADE,
+};
 use super::super::names::{AttachmentId, rule_comment_prefix};
 use super::super::rules::RecordedRules;
-use super::{MasqueradePart, RECORDS};
+use super::{MasqueradeOptions, MasqueradePart, RECORDS};
 use crate::attachment::decode_part;
 use cni::error::Result;
 use cni::ip::host_net;
@@ -32,7 +36,10 @@ pub(super) const RULES: RecordedRules = RecordedRules {
     extensions: &[XT_COMMENT, XT_MASQUERADE],
     is_of: |part, family| !recorded_addresses(part, family).is_empty(),
     plan: |table, family, stored, _| {
-        plan_addition(table, stored.attachment_id(), &recorded_addresses(&stored.content, family));
+        if let Some(record) = decode_recorded(&stored.content) {
+            let addrs = addresses_of_family(&record.addrs, family);
+            plan_addition(table, stored.attachment_id(), &addrs, &record.options);
+        }
         None
     },
     expected: |family, other, _| {
@@ -43,9 +50,12 @@ pub(super) const RULES: RecordedRules = RecordedRules {
 
 /// The addresses with rules in the family's table.
 fn recorded_addresses(part: &Value, family: IpFamily) -> Vec<IpNet> {
-    let record = decode_part::<MasqueradePart>(part)
-        .filter(|record| record.backend == RuleBackend::Iptables);
+    let record = decode_recorded(part);
     record.map(|record| addresses_of_family(&record.addrs, family)).unwrap_or_default()
+}
+
+fn decode_recorded(part: &Value) -> Option<MasqueradePart> {
+    decode_part::<MasqueradePart>(part).filter(|record| record.backend == RuleBackend::Iptables)
 }
 
 fn addresses_of_family(addrs: &[IpNet], family: IpFamily) -> Vec<IpNet> {
@@ -64,7 +74,7 @@ pub(super) fn add_rules(
             let tables = filter.default_iptables(family)?;
             let scope = ChainScope::named_chains(&chains).with_beginnings(&[POSTROUTING]);
             RULES.add(&tables, owner, record, scope, &|table| {
-                plan_addition(table, owner, &addrs);
+                plan_addition(table, owner, &addrs, &record.options);
             })?;
         }
     }
@@ -78,27 +88,38 @@ fn entry_rule(owner: AttachmentId<'_>, addr: IpNet) -> IptablesRule {
     entry.with_comment(&owner.rule_comment()).with_target(&owner.iptables_chain(""))
 }
 
-fn plan_addition(table: &mut IptablesTable, owner: AttachmentId<'_>, addrs: &[IpNet]) {
+fn plan_addition(
+    table: &mut IptablesTable,
+    owner: AttachmentId<'_>,
+    addrs: &[IpNet],
+    options: &MasqueradeOptions,
+) {
     if addrs.is_empty() {
         return;
     }
     let (chain, comment) = (owner.iptables_chain(""), owner.rule_comment());
     let is_new = !table.has_chain(&chain);
     table.ensure_chain(&chain);
-    for subnet in addrs.iter().map(IpNet::trunc) {
+    // Before the rule that masquerades, which exists if there is an earlier address.
+    let mut insert_accepting = |from: &[&str], net: IpNet| {
         // iptables-save omits a destination of prefix length 0.
-        let to = ["-d".to_owned(), subnet.to_string()];
-        let to = if subnet.prefix_len() == 0 { &[] } else { &to[..] };
-        let stays =
-            IptablesRule::new(&chain).with_words(to).with_comment(&comment).with_target("ACCEPT");
-        // Before the rule that masquerades, which exists if there is an earlier address.
-        table.insert_unique(0, stays);
+        let to = ["-d".to_owned(), net.to_string()];
+        let to = if net.prefix_len() == 0 { &[] } else { &to[..] };
+        let stays = IptablesRule::new(&chain).with_words(from).with_words(to);
+        table.insert_unique(0, stays.with_comment(&comment).with_target("ACCEPT"));
+    };
+    for addr in addrs {
+        insert_accepting(&[], addr.trunc());
+        for net in options.exceptions(IpFamily::of_address(addr.addr())) {
+            insert_accepting(&["-s", &host_net(addr.addr()).to_string()], net);
+        }
     }
     for addr in addrs {
         let multicast = if addr.addr().is_ipv4() { "224.0.0.0/4" } else { "ff00::/8" };
         let leaves =
             IptablesRule::new(&chain).with_words(&["!", "-d", multicast]).with_comment(&comment);
-        table.append_unique(leaves.with_target("MASQUERADE"));
+        let ports: &[_] = if options.random_fully { &[RANDOM_FULLY] } else { &[] };
+        table.append_unique(leaves.with_target("MASQUERADE").with_words(ports));
         let entry = entry_rule(owner, *addr);
         if is_new {
             // No rule jumps to a chain that did not exist.
@@ -131,16 +152,17 @@ fn plan_deletion(table: &mut IptablesTable, owner: AttachmentId<'_>, addrs: &[Ip
     let (chain, comment) = (owner.iptables_chain(""), owner.rule_comment());
     let sources = addrs.iter().flat_map(|addr| [host_net(addr.addr()), addr.trunc()]);
     let sources: Vec<String> = sources.map(|net| net.to_string()).collect();
-    table.delete_rules(|rule| {
-        rule.goes_to(&chain)
-            && match rule.option_value("-s") {
-                Some(source) if !addrs.is_empty() => sources.iter().any(|own| own == source),
-                // Another network and container may share the chain: its name is a hash of both
-                // texts joined.
-                _ => {
-                    addrs.is_empty() && rule.option_value("--comment").is_none_or(|c| c == comment)
-                }
-            }
+    table.delete_rules(|rule| match rule.option_value("-s") {
+        Some(source) if !addrs.is_empty() => {
+            (rule.goes_to(&chain) || rule.chain == chain) && sources.iter().any(|own| own == source)
+        }
+        // Another network and container may share the chain: its name is a hash of both texts
+        // joined.
+        _ => {
+            addrs.is_empty()
+                && rule.goes_to(&chain)
+                && rule.option_value("--comment").is_none_or(|c| c == comment)
+        }
     });
     table.delete_unused_chain(&chain);
 }
@@ -187,8 +209,12 @@ mod tests {
 
     fn table_with(owner: AttachmentId<'_>, addrs: &[&str]) -> IptablesTable {
         let mut table = IptablesTable::parse_save_output(NAT, ":POSTROUTING ACCEPT [0:0]\n");
-        plan_addition(&mut table, owner, &nets(addrs));
+        add(&mut table, owner, addrs);
         table
+    }
+
+    fn add(table: &mut IptablesTable, owner: AttachmentId<'_>, addrs: &[&str]) {
+        plan_addition(table, owner, &nets(addrs), &MasqueradeOptions::default());
     }
 
     fn nets(addrs: &[&str]) -> Vec<IpNet> {
@@ -204,10 +230,10 @@ mod tests {
     #[test]
     fn subnets_are_accepted_before_masquerading() {
         let mut table = table_with(OWNER, &["10.1.2.3/24"]);
-        plan_addition(&mut table, OWNER, &nets(&["10.9.0.1/16", "10.1.2.4/24"]));
+        add(&mut table, OWNER, &["10.9.0.1/16", "10.1.2.4/24"]);
         assert_eq!(targets(&table), ["ACCEPT", "ACCEPT", "MASQUERADE"]);
         let before = table.rules.len();
-        plan_addition(&mut table, OWNER, &nets(&["10.9.0.1/16"]));
+        add(&mut table, OWNER, &["10.9.0.1/16"]);
         assert_eq!(table.rules.len(), before);
     }
 
@@ -224,7 +250,7 @@ mod tests {
     fn without_addresses_only_rules_of_others_remain() {
         let other = AttachmentId { id: "c2", ..OWNER };
         let mut table = table_with(OWNER, &["10.1.2.3/24", "10.1.2.4/24"]);
-        plan_addition(&mut table, other, &nets(&["10.1.2.5/24"]));
+        add(&mut table, other, &["10.1.2.5/24"]);
         plan_deletion(&mut table, OWNER, &[]);
         assert_eq!(table.chains, [POSTROUTING, &other.iptables_chain("")]);
         assert_eq!(table.rules.len(), 3);
@@ -245,7 +271,7 @@ mod tests {
         ];
         for remove in removals {
             let mut table = table_with(one, &["10.1.2.3/24"]);
-            plan_addition(&mut table, two, &nets(&["10.1.2.4/24"]));
+            add(&mut table, two, &["10.1.2.4/24"]);
             remove(&mut table, one);
             let leads = |r: &&IptablesRule| {
                 r.chain == POSTROUTING && r.option_value("-s") == Some("10.1.2.4/32")
@@ -265,8 +291,8 @@ mod tests {
         let [two, elsewhere] =
             [AttachmentId { id: "c2", ..OWNER }, AttachmentId { network: "net2", ..OWNER }];
         let mut table = table_with(OWNER, &["10.1.2.3/24"]);
-        plan_addition(&mut table, two, &nets(&["10.1.2.4/24"]));
-        plan_addition(&mut table, elsewhere, &nets(&["10.3.0.4/24"]));
+        add(&mut table, two, &["10.1.2.4/24"]);
+        add(&mut table, elsewhere, &["10.3.0.4/24"]);
         table.append_unique(
             IptablesRule::new("CNI-X").with_target("X").with_comment(&OWNER.rule_comment()),
         );

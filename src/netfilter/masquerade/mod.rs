@@ -11,13 +11,16 @@
 //! | --- | --- |
 //! | `nft.rs` | ours on `nf_tables`: one map element per address; the reference's: one rule per address |
 //! | `iptables.rs` | the reference's with iptables: one chain per container |
+//! | `options.rs` | the keys beside `ipMasq` |
 
 pub(super) mod iptables;
 mod nft;
+mod options;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+pub use self::options::MasqueradeOptions;
 use super::backend::FilterFeature;
 use super::layout::{RestorableState, hand_over};
 use super::names::stale_matcher;
@@ -35,6 +38,8 @@ pub(super) struct MasqueradePart {
     backend: RuleBackend,
     /// The addresses, each with the prefix length of its subnet.
     addrs: Vec<IpNet>,
+    #[serde(default, skip_serializing_if = "MasqueradeOptions::is_default")]
+    options: MasqueradeOptions,
 }
 
 /// The feature, for both back ends.
@@ -64,28 +69,33 @@ pub fn add_addresses(
     backend: RuleBackend,
     owner: AttachmentId<'_>,
     addrs: &[IpNet],
+    options: &MasqueradeOptions,
 ) -> Result<()> {
-    let record = MasqueradePart { backend, addrs: addrs.to_vec() };
+    let record = MasqueradePart { backend, addrs: addrs.to_vec(), options: options.clone() };
     RECORDS.add_part(owner, &record);
     let added = match backend {
-        RuleBackend::Nftables => nft::add_elements(filter, owner, addrs).map_err(Error::from),
+        RuleBackend::Nftables => nft::add_elements(filter, owner, &record).map_err(Error::from),
         RuleBackend::Iptables => iptables::add_rules(filter, owner, &record),
     };
     added.context(|| "masquerade")
 }
 
-/// Verifies that every address is masqueraded, by our rules or by the reference's.
+/// Verifies that every address is masqueraded, by our rules or by the reference's. The options are
+/// those of ADD; without a record, the configured ones.
 pub fn check_addresses(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
     addrs: &[IpNet],
+    configured: &MasqueradeOptions,
 ) -> Result<()> {
+    let recorded = RECORDS.read_content::<MasqueradePart>(owner).map(|record| record.options);
+    let options = recorded.as_ref().unwrap_or(configured);
     RuleBackend::check_rules(None, filter, &FEATURE, owner, &|backend| {
         check_attachment(
             filter,
             &FEATURE,
             owner,
-            &MasqueradePart { backend, addrs: addrs.to_vec() },
+            &MasqueradePart { backend, addrs: addrs.to_vec(), options: options.clone() },
         )
     })
 }

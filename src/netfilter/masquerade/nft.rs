@@ -20,6 +20,9 @@
 //! }
 //! ```
 //!
+//! The networks of `ipMasqExcept` follow in the names and rules, and `-random` and `fully-random`
+//! for `ipMasqRandomFully`: `subnet-10.1.2.0/24-10.0.0.0/8-random`.
+//!
 //! An address of several attachments has the element of the first one, as with iptables, where the
 //! first chain decides.
 //!
@@ -31,11 +34,12 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
+use super::super::backend::IpFamily;
 use super::super::elements::{RecordedElements, differing_data, elements_of_part};
 use super::super::layout::{HandoverCount, TableLayout};
 use super::super::names::has_same_owner;
 use super::super::{AttachmentId, PacketFilter, RuleBackend};
-use super::{MasqueradePart, RECORDS};
+use super::{MasqueradeOptions, MasqueradePart, RECORDS};
 use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
     CommentSelector, NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable,
@@ -53,6 +57,8 @@ pub(super) const PODS: [NftSet<'_>; 2] = [
 
 /// The prefix of the names of subnets' chains.
 const SUBNET: &str = "subnet-";
+/// The suffix of those with random ports.
+const RANDOM: &str = "-random";
 
 const REFERENCE: NftTable<'_> = NftTable::new_inet("cni_plugins_masquerade")
     .with_comment("Masquerading for plugins from github.com/containernetworking/plugins");
@@ -61,26 +67,38 @@ const MASQ_CHECKS: NftChain<'_> = REFERENCE.named_chain("masq_checks").with_comm
 );
 
 /// The name of a subnet's chain. nft accepts neither colons nor brackets in names.
-fn subnet_chain_name(addr: IpNet) -> String {
-    format!("{SUBNET}{}", addr.trunc()).replace(':', "_")
+fn subnet_chain_name(addr: IpNet, options: &MasqueradeOptions) -> String {
+    let except = options.chain_suffix(IpFamily::of_address(addr.addr()));
+    let ports = if options.random_fully { RANDOM } else { "" };
+    format!("{SUBNET}{}{except}{ports}", addr.trunc()).replace(':', "_")
 }
 
-fn parse_subnet_chain(chain: &str) -> Option<IpNet> {
-    chain.strip_prefix(SUBNET)?.replace('_', ":").parse().ok()
+/// Adds the conditions of a subnet's chain to `rule`, and its statement.
+fn masquerade_by_chain(mut rule: NftRule, chain: &str) -> Option<NftRule> {
+    let nets = chain.strip_prefix(SUBNET)?.replace('_', ":");
+    let is_random = nets.ends_with(RANDOM);
+    for net in nets.trim_end_matches(RANDOM).split('-') {
+        rule = rule.daddr_not_in(net.parse().ok()?);
+    }
+    Some(if is_random { rule.masquerade_fully_random() } else { rule.masquerade() })
 }
 
 fn subnet_rules(chain: &str) -> Option<Vec<NftRule>> {
-    let leaves = NftRule::new().daddr_not_in(parse_subnet_chain(chain)?);
-    Some(vec![leaves.masquerade().with_comment("what leaves the subnet")])
+    let leaves = masquerade_by_chain(NftRule::new(), chain)?;
+    Some(vec![leaves.with_comment("what leaves the subnet")])
 }
 
-fn address_elements(owner: AttachmentId<'_>, addrs: &[IpNet]) -> Vec<SetElement> {
+fn address_elements(
+    owner: AttachmentId<'_>,
+    addrs: &[IpNet],
+    options: &MasqueradeOptions,
+) -> Vec<SetElement> {
     addrs
         .iter()
         .map(|addr| {
             let element = PODS[usize::from(addr.addr().is_ipv6())].element_with_key(addr.addr());
             element
-                .with_verdict(PacketVerdict::go_to(subnet_chain_name(*addr)))
+                .with_verdict(PacketVerdict::go_to(subnet_chain_name(*addr, options)))
                 .with_comment(owner.reference_comment())
         })
         .collect()
@@ -96,7 +114,7 @@ pub(super) const ELEMENTS: RecordedElements = RecordedElements {
 
 fn recorded_elements(owner: AttachmentId<'_>, record: &MasqueradePart) -> Vec<SetElement> {
     match record.backend {
-        RuleBackend::Nftables => address_elements(owner, &record.addrs),
+        RuleBackend::Nftables => address_elements(owner, &record.addrs, &record.options),
         RuleBackend::Iptables => Vec::new(),
     }
 }
@@ -127,9 +145,9 @@ fn multicast_networks() -> [IpNet; 2] {
 pub(super) fn add_elements(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
-    addrs: &[IpNet],
+    record: &MasqueradePart,
 ) -> NetlinkResult<()> {
-    let wanted = address_elements(owner, addrs);
+    let wanted = recorded_elements(owner, record);
     filter.own_tables()?.change_tables(&[LAYOUT], &wanted, &mut |change, found| {
         for (element, found) in wanted.iter().zip(&found) {
             change.claim_element(found.as_ref(), element);
@@ -147,7 +165,8 @@ pub(super) fn delete_elements(
     owner: AttachmentId<'_>,
     addrs: &[IpNet],
 ) -> NetlinkResult<()> {
-    ELEMENTS.delete_of_owner(nft, owner, &address_elements(owner, addrs))
+    let known = address_elements(owner, addrs, &MasqueradeOptions::default());
+    ELEMENTS.delete_of_owner(nft, owner, &known)
 }
 
 /// Deletes stale elements, and the chains of subnets without elements.
@@ -184,7 +203,7 @@ pub(super) fn create_reference_rules(
 ) -> NetlinkResult<HandoverCount> {
     let mut pods = nft.find_elements(&PODS, &[])?;
     pods.extend(shared_elements(&pods));
-    pods.retain(|pod| address_with_subnet(pod).is_some());
+    pods.retain(|pod| reference_rule(pod).is_some());
     let handed = HandoverCount { objects: pods.len(), ..HandoverCount::default() };
     if pods.is_empty() {
         return Ok(handed);
@@ -205,8 +224,7 @@ pub(super) fn create_reference_rules(
     };
     batch.delete_rules(REFERENCE, &nft.find_rules_by_comment(MASQ_CHECKS, &is_replaced)?);
     for pod in &pods {
-        let Some(net) = address_with_subnet(pod) else { continue };
-        let leaves = NftRule::new().saddr_is(net.addr()).daddr_not_in(net.trunc()).masquerade();
+        let Some(leaves) = reference_rule(pod) else { continue };
         batch.append_rule(
             MASQ_CHECKS,
             &leaves.with_comment(pod.comment.as_deref().unwrap_or_default()),
@@ -229,10 +247,10 @@ fn shared_elements(pods: &[SetElement]) -> Vec<SetElement> {
         .collect()
 }
 
-/// The address of an element, with the prefix length of its subnet.
-fn address_with_subnet(pod: &SetElement) -> Option<IpNet> {
+/// The rule of the reference for the address of an element.
+fn reference_rule(pod: &SetElement) -> Option<NftRule> {
     let [NftValue::Ip(addr)] = pod.key.0.as_slice() else { return None };
-    IpNet::new(*addr, parse_subnet_chain(pod.target_chain()?)?.prefix_len()).ok()
+    masquerade_by_chain(NftRule::new().saddr_is(*addr), pod.target_chain()?)
 }
 
 #[cfg(test)]
@@ -241,8 +259,36 @@ mod tests {
 
     #[test]
     fn chains_are_named_after_subnets() {
-        let name = |text: &str| subnet_chain_name(text.parse().unwrap());
+        let options = MasqueradeOptions::default();
+        let name = |text: &str| subnet_chain_name(text.parse().unwrap(), &options);
         assert_eq!(name("10.1.2.3/24"), "subnet-10.1.2.0/24");
         assert_eq!(name("2001:db8::5/64"), "subnet-2001_db8__/64");
+    }
+
+    #[test]
+    fn a_chain_is_named_after_its_options() {
+        let except = ["10.0.0.0/8", "2001:db8:9::/48", "192.0.2.7"].map(ToOwned::to_owned);
+        for (is_random, four, six) in [
+            (
+                false,
+                "subnet-10.1.2.0/24-10.0.0.0/8-192.0.2.7/32",
+                "subnet-2001_db8__/64-2001_db8_9__/48",
+            ),
+            (
+                true,
+                "subnet-10.1.2.0/24-10.0.0.0/8-192.0.2.7/32-random",
+                "subnet-2001_db8__/64-2001_db8_9__/48-random",
+            ),
+        ] {
+            let options = MasqueradeOptions::parse(&except, is_random).unwrap();
+            for (addr, name) in [("10.1.2.3/24", four), ("2001:db8::5/64", six)] {
+                assert_eq!(subnet_chain_name(addr.parse().unwrap(), &options), name);
+                assert!(subnet_rules(name).is_some_and(|rules| rules.len() == 1), "{name}");
+            }
+        }
+        assert!(subnet_rules("subnet-10.1.2.0/24-x").is_none());
+        let widest = "2001:1111:1111:1111:1111:1111:1111:1111/128";
+        let name = subnet_chain_name(widest.parse().unwrap(), &MasqueradeOptions::default());
+        assert_eq!(name.len() + super::super::options::LONGEST_SUFFIX + RANDOM.len(), 255);
     }
 }

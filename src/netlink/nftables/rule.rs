@@ -288,6 +288,13 @@ impl NftRule {
         self.push_expression(build_expression("masq", |data| data))
     }
 
+    /// `masquerade fully-random`
+    pub fn masquerade_fully_random(self) -> NftRule {
+        self.push_expression(build_expression("masq", |data| {
+            data.put_u32_be(NFTA_MASQ_FLAGS, NF_NAT_RANGE_PROTO_RANDOM_FULLY)
+        }))
+    }
+
     fn load_immediate(self, value: &[u8], to: RegisterIndex) -> NftRule {
         self.push_expression(build_expression("immediate", |data| {
             data.put_u32_be(NFTA_IMMEDIATE_DREG, register_number(to));

@@ -62,6 +62,7 @@ constants! { u16:
     NFTA_IMMEDIATE_DREG = 1, NFTA_IMMEDIATE_DATA = 2,
     NFTA_NAT_TYPE = 1, NFTA_NAT_FAMILY = 2, NFTA_NAT_REG_ADDR_MIN = 3, NFTA_NAT_REG_ADDR_MAX = 4,
     NFTA_NAT_REG_PROTO_MIN = 5, NFTA_NAT_REG_PROTO_MAX = 6, NFTA_NAT_FLAGS = 7,
+    NFTA_MASQ_FLAGS = 1,
     // The same for `meta`, `ct`, `fib` and `payload`; the other parameters have the next numbers.
     NFTA_LOAD_DREG = 1,
     NFTA_CT_DIRECTION = 3,
@@ -74,7 +75,7 @@ constants! { usize: NFT_REG_1 = 1, NFT_REG32_00 = 8 }
 
 constants! { i32:
     NFT_FIB_RESULT_ADDRTYPE = 3, NFTA_FIB_F_DADDR = 2,
-    NF_NAT_RANGE_PROTO_SPECIFIED = 2,
+    NF_NAT_RANGE_PROTO_SPECIFIED = 2, NF_NAT_RANGE_PROTO_RANDOM_FULLY = 16,
     NFT_META_OIFKIND = 27,
     NFT_CT_DST_IP = 20, NFT_CT_DST_IP6 = 22,
 }

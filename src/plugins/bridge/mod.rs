@@ -27,8 +27,9 @@ use crate::iface::ContainerNetns;
 use crate::iface::configure::{self, AddressStyle};
 use crate::iface::mtu::MtuConfig;
 use crate::iface::veth::{self, NewVethPair};
+use crate::netfilter::masquerade::{self, MasqueradeOptions};
 use crate::netfilter::spoof::{self, SpoofPart};
-use crate::netfilter::{AttachmentId, RuleBackend, masquerade};
+use crate::netfilter::{AttachmentId, RuleBackend};
 use crate::netlink::{Link, LinkChange, MacAddress, Netlink, OnOffSetting};
 use crate::repairs::RepairFindings;
 use cni::config::{Args, MacConfig};
@@ -65,6 +66,10 @@ pub struct BridgeConfig {
     ip_masq: bool,
     /// `iptables` or `nftables`. Default: [`RuleBackend::choose_for_add`].
     ip_masq_backend: Option<String>,
+    /// Networks and addresses to which packets are not masqueraded.
+    ip_masq_except: Vec<String>,
+    /// Whether masqueraded packets get random source ports.
+    ip_masq_random_fully: bool,
     /// The name of the host's end, in which `{{pod}}` and other variables stand for their values.
     /// Default: a random one.
     host_interface_name: String,
@@ -124,11 +129,14 @@ impl Plugin for Bridge {
         }
         conf.mtu.require_ethernet()?;
         cx.host_interface_name(&conf.host_interface_name, cx.example_attachment())?;
-        BridgePlan::from_config(cx, conf).map(drop)
+        let plan = BridgePlan::from_config(cx, conf)?;
+        remarks.warnings.extend(plan.masquerade.ineffective_key(conf.ip_masq));
+        Ok(())
     }
 
     fn add(cx: &CallContext<'_>, conf: &BridgeConfig, req: &AddRequest) -> Result<CniResult> {
         let plan = BridgePlan::from_config(cx, conf)?;
+        plan.masquerade.ineffective_key(conf.ip_masq).iter().for_each(|warning| warn!("{warning}"));
         let netns = req.sandbox.open_netns()?;
         let (inside, host) =
             (ContainerNetns::open_in(netns)?.with_accept_ra(conf.accept_ra), cx.host_netlink()?);
@@ -174,7 +182,7 @@ impl Plugin for Bridge {
         }
         configure_container(&inside, &link, conf, &result)?;
         if plan.masquerades {
-            cx.masquerade_result(plan.backend, owner, &result, &mut undo)?;
+            cx.masquerade_result(plan.backend, owner, &result, &plan.masquerade, &mut undo)?;
         }
         if !conf.disable_container_interface {
             configure::wait_for_carrier(host, &port).context(|| "bridge port in error state")?;
@@ -281,6 +289,7 @@ struct BridgePlan<'a> {
     mac: Option<MacAddress>,
     /// The configured back end of `ipMasq`.
     backend: Option<RuleBackend>,
+    masquerade: MasqueradeOptions,
     vlans: ConfiguredVlans,
 }
 
@@ -313,7 +322,8 @@ impl<'a> BridgePlan<'a> {
         let backend = conf.ip_masq_backend.as_deref().filter(|_| masquerades);
         let backend = RuleBackend::parse(backend, "unknown ipmasq backend")?;
         let gateway = l3 && (conf.is_gateway || conf.is_default_gateway);
-        let plan = BridgePlan { conf, l3, gateway, masquerades, mac, backend, vlans };
+        let masquerade = MasqueradeOptions::parse(&conf.ip_masq_except, conf.ip_masq_random_fully)?;
+        let plan = BridgePlan { conf, l3, gateway, masquerades, mac, backend, masquerade, vlans };
         if let Some(name) = vlan_gateway::interface_name(&plan) {
             InterfaceName::parse(&name)
                 .map_err(|e| Error::config(format!("VLAN gateway \"{name}\": {}", e.message())))?;

@@ -47,7 +47,7 @@ pub(super) fn check_attachment(
     }
     if plan.masquerades {
         let addrs: Vec<_> = prev.ips_of_interface(index).map(|ip| ip.address).collect();
-        masquerade::check_addresses(cx.packet_filter(), owner, &addrs)?;
+        masquerade::check_addresses(cx.packet_filter(), owner, &addrs, &plan.masquerade)?;
     }
     Ok(())
 }

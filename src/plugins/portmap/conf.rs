@@ -95,16 +95,7 @@ impl PortmapConfig {
         if texts.len().saturating_mul(ports) > MOST_RULES {
             return Err(too_many_rules("allowFrom", ports));
         }
-        let parse = |(at, text): (usize, &String)| {
-            let net = ip::parse_cidr(text).or_else(|_| ip::parse_ip(text).map(ip::host_net));
-            net.map(|net| net.trunc()).map_err(|_| {
-                Error::config(format!("allowFrom[{at}] {text:?}: not a network or address"))
-                    .with_details(
-                        "write it as \"203.0.113.0/24\", \"2001:db8::/32\" or \"192.0.2.7\"",
-                    )
-            })
-        };
-        texts.iter().enumerate().map(parse).collect::<Result<_>>().map(Some)
+        ip::parse_networks("allowFrom", texts).map(Some)
     }
 
     /// The number of ports, at least 1.

@@ -156,8 +156,14 @@ fn concurrent_changes_of_one_address_lose_nothing() {
             ..AttachmentRecord::new(owner, "bridge", "")
         };
         record.save_with_addresses().unwrap();
-        masquerade::add_addresses(&PacketFilter::new(), RuleBackend::Nftables, owner, &addrs)
-            .unwrap();
+        masquerade::add_addresses(
+            &PacketFilter::new(),
+            RuleBackend::Nftables,
+            owner,
+            &addrs,
+            &masquerade::MasqueradeOptions::default(),
+        )
+        .unwrap();
     };
     let del = |owner: AttachmentId<'_>| {
         masquerade::delete_addresses(&PacketFilter::new(), owner, &addrs).unwrap();
