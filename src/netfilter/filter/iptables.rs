@@ -316,7 +316,7 @@ pub(super) fn remove_stale_rules(
         }
         table.delete_duplicates(&cni_forward_jump());
         table.delete_duplicates(&isolation_jump());
-        for link in unused_policy_links(links_with_policy(table)) {
+        for link in unused_policy_links(links_with_policy(table), stale) {
             table.delete_rules(|rule| is_policy_rule(rule, &link));
         }
     })

@@ -160,9 +160,14 @@ pub fn delete_rules(
     let all_ips: Vec<IpAddr> = ips.iter().chain(recorded).copied().collect();
     let (ips, ports) = ports.map_or_else(Default::default, |ports| (ips, ports));
     filter.warn_of_legacy_rules(RECORDS, owner, "filter", "CNI-FORWARD");
+    // GC finds the rules in iptables by the part; nobody restores them before the part is removed.
+    let lock = TablesLock::acquire_or_continue();
+    let in_iptables = iptables::delete_rules(filter, owner, &all_ips, own);
+    let removed = RECORDS.remove_part(owner);
+    drop(lock);
     join_outcomes([
-        RECORDS.remove_part(owner),
-        iptables::delete_rules(filter, owner, &all_ips, own),
+        in_iptables,
+        removed,
         filter.query_nft(&|nft| nft::delete_elements(nft, owner, ips, ports, own)),
     ])
 }
@@ -177,9 +182,12 @@ fn link_with_own_policy(pod: &FirewallPart) -> Option<&str> {
 }
 
 /// The links in `policies` whose policy has no effect: links that do not exist, and bridges without
-/// ports, except the links of living attachments. To be called after the policies are read: ADD
-/// writes its record before its policy.
-fn unused_policy_links(mut policies: HashSet<String>) -> HashSet<String> {
+/// ports, except the links of living attachments that are not among `stale`. To be called after the
+/// policies are read: ADD writes its record before its policy.
+fn unused_policy_links(
+    mut policies: HashSet<String>,
+    stale: &[StoredRecord<FirewallPart>],
+) -> HashSet<String> {
     if policies.is_empty() {
         return policies;
     }
@@ -192,12 +200,11 @@ fn unused_policy_links(mut policies: HashSet<String>) -> HashSet<String> {
     for link in links.iter().filter(is_used) {
         policies.remove(&link.name);
     }
-    for bridge in RECORDS
-        .restorable_parts::<FirewallPart>()
-        .into_iter()
-        .filter_map(|kept| kept.content.bridge)
-    {
-        policies.remove(&bridge);
+    for kept in RECORDS.restorable_parts::<FirewallPart>() {
+        let is_stale = stale.iter().any(|other| other.attachment_id() == kept.attachment_id());
+        if let Some(bridge) = kept.content.bridge.filter(|_| !is_stale) {
+            policies.remove(&bridge);
+        }
     }
     policies
 }
@@ -214,9 +221,14 @@ pub fn remove_stale_rules(
     stale.retain(|kept| {
         kept.attachment_id().network == network && !valid.contains(&kept.attachment_id())
     });
+    // As in DEL.
+    let lock = TablesLock::acquire_or_continue();
+    let in_iptables = iptables::remove_stale_rules(filter, &stale);
+    let removed = RECORDS.remove_stale_parts(network, valid);
+    drop(lock);
     join_outcomes([
-        RECORDS.remove_stale_parts(network, valid),
-        iptables::remove_stale_rules(filter, &stale),
+        in_iptables,
+        removed,
         filter.query_nft(&|nft| nft::remove_stale_elements(nft, network, valid)),
     ])
 }

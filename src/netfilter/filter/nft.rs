@@ -344,7 +344,7 @@ pub(super) fn remove_stale_elements(
     };
     ELEMENTS.delete_found(nft, None, &mut |nft, _| {
         let mut found = nft.find_elements(&SETS, &[])?;
-        let unused = unused_policy_links(found.iter().filter_map(link).collect());
+        let unused = unused_policy_links(found.iter().filter_map(link).collect(), &[]);
         let is_left =
             |element: &SetElement| link(element).is_some_and(|link| unused.contains(&link));
         found.retain(|element| which(element.comment.as_deref()) || is_left(element));

@@ -360,9 +360,17 @@ pub struct TablesLock(
 
 impl TablesLock {
     pub fn acquire() -> Result<TablesLock> {
-        let lock = take_lock()?;
+        Ok(TablesLock::hold(take_lock()?))
+    }
+
+    /// Like [`TablesLock::acquire`], for deletions, which continue after a timeout.
+    pub fn acquire_or_continue() -> TablesLock {
+        TablesLock::hold(take_lock_or_continue())
+    }
+
+    fn hold(lock: Option<FileLock>) -> TablesLock {
         IS_HELD.store(true, Ordering::Relaxed);
-        Ok(TablesLock(lock))
+        TablesLock(lock)
     }
 }
 

@@ -449,12 +449,12 @@ COMMIT
             IptablesTable { beginnings: vec!["POSTROUTING".to_owned()], ..table }
         };
         let absent = || IptablesRule::new("POSTROUTING").with_target("CNI-2");
-        let plans: [(fn(&mut IptablesTable, IptablesRule), bool); 3] = [
-            (|table, rule| table.append_unique(rule), true),
-            (|table, rule| table.insert_unique(0, rule), true),
-            (|table, rule| table.append_new(rule), false),
+        let plans: [fn(&mut IptablesTable, IptablesRule); 3] = [
+            IptablesTable::append_unique,
+            |table, rule| table.insert_unique(0, rule),
+            IptablesTable::append_new,
         ];
-        for (plan, needs_rest) in plans {
+        for (plan, needs_rest) in plans.into_iter().zip([true, true, false]) {
             let mut table = beginning();
             plan(&mut table, jump());
             assert!(!table.is_insufficient && table.changes.is_empty());
