@@ -162,12 +162,11 @@ pub fn delete_rules(
     filter.warn_of_legacy_rules(RECORDS, owner, "filter", "CNI-FORWARD");
     // GC finds the rules in iptables by the part; nobody restores them before the part is removed.
     let lock = TablesLock::acquire_or_continue();
-    let in_iptables = iptables::delete_rules(filter, owner, &all_ips, own);
-    let removed = RECORDS.remove_part(owner);
+    let deleted = iptables::delete_rules(filter, owner, &all_ips, own)
+        .and_then(|()| RECORDS.remove_part(owner));
     drop(lock);
     join_outcomes([
-        in_iptables,
-        removed,
+        deleted,
         filter.query_nft(&|nft| nft::delete_elements(nft, owner, ips, ports, own)),
     ])
 }
@@ -223,11 +222,10 @@ pub fn remove_stale_rules(
     });
     // As in DEL.
     let lock = TablesLock::acquire_or_continue();
-    let in_iptables = iptables::remove_stale_rules(filter, &stale);
-    let removed = RECORDS.remove_stale_parts(network, valid);
+    let removed = iptables::remove_stale_rules(filter, &stale)
+        .and_then(|()| RECORDS.remove_stale_parts(network, valid));
     drop(lock);
     join_outcomes([
-        in_iptables,
         removed,
         filter.query_nft(&|nft| nft::remove_stale_elements(nft, network, valid)),
     ])

@@ -72,8 +72,8 @@ fn a_script_that_cannot_be_written_is_an_error() {
     let conf = net(&node, "1.1.0", &json!({"backend": "iptables"}));
     let legacy = flavoured(&node, "iptables-legacy");
     let legacy = |verb| conf.on(verb, &container).env("PATH", &format!("{legacy}:/usr/bin:/bin"));
-    // The first write is that of the record.
-    let fails = "inject=write:error=EIO:when=2";
+    // The record is written after the rules are deleted.
+    let fails = "inject=write:error=EIO:when=1";
     let wrapper = ["strace", "-qq", "-o", "/dev/null", "-e", "trace=write", "-e", fails];
     legacy("ADD").result();
     let error = legacy("DEL").under(&wrapper).error();
