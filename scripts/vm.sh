@@ -9,6 +9,7 @@
 # QEMU: once, 90 MB, with apt, without installing packages.
 #
 #   CNIBOX_VM_CACHE    directory of the downloads; default /var/cache/cnibox-vm
+#   CNIBOX_VM_SUITE    the kernel of another release of Debian, such as trixie; in a directory beside the other's
 #   CNIBOX_VM_TIMEOUT  timeout of the command in seconds, default 900; then exit status 124
 #   CNIBOX_VM_ACCEL    QEMU's accelerator; default kvm if a guest starts within 20 seconds, otherwise tcg
 #   CNIBOX_VM_CPU      the CPU; default host with kvm, Nehalem with tcg
@@ -19,7 +20,9 @@
 # Exit status 125: the VM cannot be started, or it died; the reason is on stderr.
 set -euo pipefail
 
-cache=${CNIBOX_VM_CACHE:-/var/cache/cnibox-vm}
+suite=${CNIBOX_VM_SUITE:-}
+common=${CNIBOX_VM_CACHE:-/var/cache/cnibox-vm}
+cache=$common${suite:+-$suite}
 timeout=${CNIBOX_VM_TIMEOUT:-900}
 
 # Maximum number of starts, and timeout of a boot in seconds: a boot takes three seconds, but minutes
@@ -28,7 +31,7 @@ tries=3 boot=240
 
 # A /dev/kvm without support of the processor opens, but its guests stop before their first message.
 # The file contains the id of the boot in which a guest failed.
-boot_on_kvm=20 no_kvm=$cache/no-kvm
+boot_on_kvm=20 no_kvm=$common/no-kvm
 
 say() { echo "vm: $*" >&2; }
 
@@ -41,20 +44,35 @@ fail() {
 
 # apt with separate lists and archives: neither locks nor changes those of the machine.
 private_apt() {
-    local program=$1
+    local program=$1 sources=()
     shift
-    "$program" -qq -o Dir::State::lists="$new/apt/lists" -o Dir::Cache="$new/apt" -o Debug::NoLocking=1 \
+    [ -z "$suite" ] || sources=(-o Dir::Etc::sourcelist="$new/sources.list" -o Dir::Etc::sourceparts=/dev/null
+        -o Dir::State::status=/dev/null)
+    "$program" -qq "${sources[@]}" -o Dir::State::lists="$new/apt/lists" -o Dir::Cache="$new/apt" -o Debug::NoLocking=1 \
         -o APT::Sandbox::User=root -o Acquire::Languages=none -o Acquire::Retries=3 "$@"
+}
+
+# depends_of PACKAGE: the parts of the kernel that the package depends on.
+depends_of() {
+    private_apt apt-cache depends "$1" | sed -n 's/.*Depends: \(linux-\(base\|binary\|image\|modules\)-[0-9].*\)/\1/p'
 }
 
 # Downloads the packages of the kernel, a static busybox and, unless installed, QEMU with its libraries.
 download() {
-    local kernel
+    local kernel parts mirror
+    # Another suite comes from the mirror that this machine uses.
+    # shellcheck disable=SC2016 # a word of apt-get
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' | sed -n 1p)
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main" >"$new/sources.list"
     private_apt apt-get update >&2 || return
-    kernel=$(private_apt apt-cache depends linux-image-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p')
+    kernel=$(depends_of linux-image-amd64)
     [ -n "$kernel" ] || { say "apt knows no linux-image-amd64: is this Debian?"; return 1; }
-    say "fetching $kernel and qemu-system-x86 into $cache"
-    (cd "$new/apt/archives" && private_apt apt-get download "$kernel" busybox-static >&2) || return
+    # Newer releases have the modules in packages of their own.
+    parts=$(depends_of "$kernel")
+    say "fetching $kernel into $cache"
+    # shellcheck disable=SC2086 # several packages
+    (cd "$new/apt/archives" && private_apt apt-get download "$kernel" $parts busybox-static >&2) || return
+    [ -z "$suite" ] || return 0
     command -v qemu-system-x86_64 >/dev/null ||
         private_apt apt-get install -y --download-only --no-install-recommends qemu-system-x86 >&2
 }
@@ -72,6 +90,7 @@ unpack() {
 # Extracts the uncompressed kernel, which QEMU boots fastest; if that fails, copies the compressed one.
 make_kernel() {
     local packed=$new/root/boot/vmlinuz-$version at
+    [ -e "$packed" ] || packed=$new/root/lib/modules/$version/vmlinuz
     at=$(LC_ALL=C grep -abom1 -P '\xfd7zXZ\x00' "$packed" | cut -d: -f1) || at=
     # The data after the compressed kernel makes xz fail.
     [ -z "$at" ] || tail -c "+$((at + 1))" "$packed" | xz -dcq >"$new/kernel" 2>/dev/null || true
@@ -102,6 +121,8 @@ setup() {
     [ "$(id -u)" = 0 ] || fail "needs root, to share the machine's files with the VM"
     [ "$(uname -m)" = x86_64 ] || fail "supports only x86_64, this is $(uname -m)"
     mkdir -p "${cache%/*}"
+    # QEMU is that of this machine's release.
+    [ -z "$suite" ] || CNIBOX_VM_SUITE='' "$0" --setup
     exec 9>"$cache.lock"
     flock 9
     if [ ! -e "$cache/version" ]; then
@@ -114,6 +135,7 @@ setup() {
         { download && unpack; } || fail "could not fetch a kernel and QEMU"
         # Kernel packages contain /lib/modules or /usr/lib/modules, depending on the release.
         [ -d "$new/root/lib/modules" ] || ln -s ../usr/lib/modules "$new/root/lib/modules"
+        mkdir -p "$new/root/bin"
         [ -e "$new/root/bin/busybox" ] || ln -s ../usr/bin/busybox "$new/root/bin/busybox"
         version=$(ls "$new/root/lib/modules")
         depmod -b "$new/root" "$version"
@@ -127,7 +149,7 @@ setup() {
 
 # Executes the machine's QEMU, or the downloaded one.
 qemu() {
-    local root=$cache/root
+    local root=$common/root
     if command -v qemu-system-x86_64 >/dev/null; then
         exec setpriv --pdeathsig KILL qemu-system-x86_64 "$@"
     fi

@@ -206,6 +206,48 @@ fn fail_fast_ends_at_the_first_failure() {
     assert_eq!((status, failed(&report).len()), (Some(1), 1), "{report}");
 }
 
+#[test]
+fn failures_of_the_level_count() {
+    let mutant = Mutant {
+        kind: "ptp",
+        version: "1.1.0",
+        verb: "CHECK",
+        body: "exit 0".to_owned(),
+        seen: "damage.mac-other",
+        clause: None,
+    };
+    let sound = sound();
+    let directory = make(&mutant, sound.path());
+    let args = ["--type", "ptp", "--cni-version", "1.1.0", "--only", mutant.seen];
+    for (level, expected) in [("required", 0), ("recommended", 1), ("informational", 1)] {
+        let (status, report) = sanity(directory.path(), &[&args[..], &["--level", level]].concat());
+        assert!(failed(&report).contains("\"damage.mac-other\""), "{report}");
+        assert_eq!(status, Some(expected), "{level}");
+    }
+}
+
+/// A busy machine is no defect of a plugin: the report tells a limit from a signal.
+#[test]
+fn a_limit_is_told_from_a_signal() {
+    let sound = sound();
+    for (body, seen) in
+        [("sleep 30", "no end within 20 seconds"), ("kill -9 $$", "killed by signal 9")]
+    {
+        let mutant = Mutant {
+            kind: "loopback",
+            version: "1.1.0",
+            verb: "DEL",
+            body: body.to_owned(),
+            seen: "del.succeeds",
+            clause: None,
+        };
+        let directory = make(&mutant, sound.path());
+        let args = ["--type", "loopback", "--cni-version", "1.1.0", "--only", mutant.seen];
+        let (_, report) = sanity(directory.path(), &[&args[..], &["--fail-fast"]].concat());
+        assert!(report.to_string().contains(seen), "{report}");
+    }
+}
+
 /// The output of `cni-sanity` with one option, by lines and tabs.
 fn table(option: &str) -> Vec<Vec<String>> {
     let output = Command::new(cni_sanity()).arg(option).output().unwrap();
@@ -272,7 +314,12 @@ fn an_unlisted_version_is_a_failure() {
         assert_eq!(status, Some(1), "{body}");
         assert!(failed(&report).contains("\"version.supports-configured\""), "{body}");
     }
-    for args in [&["--type", "no-such-plugin"][..], &["--cni-version", "9.9.9"], &["--fail-fast"]] {
+    for args in [
+        &["--type", "no-such-plugin"][..],
+        &["--cni-version", "9.9.9"],
+        &["--fail-fast"],
+        &["--level", "high"],
+    ] {
         let mut command = Command::new(cni_sanity());
         let output = command.args(args).arg(sound.path()).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}");

@@ -67,7 +67,7 @@ const FEATURES: [Feature; 12] = [
         name: "usual chain",
         list: usual_chain,
         // DEL reads the chains whose rules it deletes.
-        more: [24, 1800],
+        more: [48, 1800],
         flat: &["bridge", "firewall"],
         ..Feature::PLAIN
     },

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
@@ -34,6 +34,8 @@ pub struct Call {
 pub struct Answer {
     /// The exit status; `None` after a signal or a timeout.
     pub status: Option<i32>,
+    /// What ended a call without an exit status.
+    end: String,
     pub stdout: Vec<u8>,
     pub stderr: String,
     /// The JSON on stdout; `None` if stdout is not JSON.
@@ -153,12 +155,21 @@ impl Call {
         let mut child = self.context(self.command().spawn())?;
         let writer = self.feed(&mut child);
         let (stdout, stderr) = (read_all(child.stdout.take()), read_all(child.stderr.take()));
-        let status = self.context(wait(&mut child, LIMIT))?.and_then(|status| status.code());
+        let status = self.context(wait(&mut child, LIMIT))?;
+        let signal = status.and_then(|status| status.signal());
+        let end = match signal {
+            Some(signal) => format!("killed by signal {signal}"),
+            None => format!(
+                "no end within {} seconds: the machine may be too busy (--jobs 1)",
+                LIMIT.as_secs()
+            ),
+        };
         drop(writer.join());
         let (stdout, stderr) =
             (stdout.join().unwrap_or_default(), stderr.join().unwrap_or_default());
         Ok(Answer {
-            status,
+            status: status.and_then(|status| status.code()),
+            end,
             json: serde_json::from_slice(&stdout).ok(),
             stdout,
             stderr: String::from_utf8_lossy(&stderr).into_owned(),
@@ -220,7 +231,7 @@ impl Answer {
         let stdout = String::from_utf8_lossy(&self.stdout);
         let mut text = match self.status {
             Some(status) => format!("status {status}"),
-            None => "a signal or no end".to_owned(),
+            None => self.end.clone(),
         };
         for (name, output) in [("stdout", stdout.trim()), ("stderr", self.stderr.trim())] {
             match output {

@@ -46,7 +46,7 @@ use std::process::ExitCode;
 use options::{Options, Task};
 use report::Report;
 
-/// Exit statuses: a required assertion failed; wrong usage, or no plugin to test.
+/// Exit statuses: an assertion of the level failed; wrong usage, or no plugin to test.
 const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 
@@ -81,7 +81,7 @@ fn print(text: &str) -> Result<()> {
 
 fn test(options: &Options) -> Result<ExitCode> {
     let outcomes = run::all(&options.directory, options)?;
-    let report = Report { outcomes, expected: options.expected.clone() };
+    let report = Report { outcomes, expected: options.expected.clone(), level: options.level };
     print(&(options.format)(&report))?;
     if let Some(path) = &options.badge {
         context(std::fs::write(path, report.badge()), &format!("write {}", path.display()))?;
@@ -96,7 +96,8 @@ fn scoreboard(directories: &[(String, PathBuf)], options: &Options) -> Result<Ex
             .to_owned();
     let mut lists = String::new();
     for (name, directory) in directories {
-        let report = Report { outcomes: run::all(directory, options)?, expected: Vec::new() };
+        let outcomes = run::all(directory, options)?;
+        let report = Report { outcomes, expected: Vec::new(), level: options.level };
         let (row, list) = report.row(name);
         rows += &row;
         lists.extend(["\n## ", name, "\n\n"]);

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use lexopt::{Arg, Parser, ValueExt};
 
-use super::assertion::Assertion;
+use super::assertion::{Assertion, Level};
 use super::catalogue;
 use super::profiles::{KINDS, Profile, VERSIONS};
-use super::report::{Case, Report};
+use super::report::{Case, LEVELS, Report};
 use super::spec::{self, Clause};
 use super::{Result, context};
 
@@ -32,6 +32,8 @@ Options:
   --faults                also test killed plugins, full disks and pipes, and many calls at once: takes minutes
   --config FILE           test a plugin of an unknown type with this configuration (without cniVersion), as an
                           interface plugin unless --profile says otherwise
+  --level LEVEL           the lowest level whose failures count for the exit status: required, recommended or
+                          informational [required]
   --expected-failures FILE  ids that may fail, one per line, as ID or ID@TYPE
   --format FORMAT         text, tap, junit or json
   --badge FILE            write an SVG badge for a README
@@ -43,7 +45,7 @@ Options:
   -h, --help              print this text
   -V, --version           print the version
 
-Exit status: 0 all required assertions hold; 1 a required assertion failed; 2 wrong usage, or nothing to test.
+Exit status: 0 all assertions of the level hold; 1 one failed; 2 wrong usage, or nothing to test.
 ";
 
 /// What is tested, and how it is reported.
@@ -58,6 +60,8 @@ pub struct Options {
     pub versions: Vec<&'static str>,
     pub config: Option<PathBuf>,
     pub expected: Vec<String>,
+    /// The lowest level whose failures count.
+    pub level: Level,
     pub format: fn(&Report) -> String,
     pub badge: Option<PathBuf>,
     pub jobs: usize,
@@ -92,6 +96,7 @@ fn read(mut line: Parser) -> Result<Task> {
         versions: Vec::new(),
         config: None,
         expected: Vec::new(),
+        level: Level::Required,
         format: Report::text,
         badge: None,
         faults: false,
@@ -103,7 +108,7 @@ fn read(mut line: Parser) -> Result<Task> {
         match arg {
             Arg::Short('h') | Arg::Long("help") => return Ok(Task::Print(USAGE.to_owned())),
             Arg::Short('V') | Arg::Long("version") => {
-                return Ok(Task::Print(format!("cni-sanity {}\n", env!("CARGO_PKG_VERSION"))));
+                return Ok(Task::Print(version_text()));
             }
             Arg::Long("list") => return Ok(Task::Print(list())),
             Arg::Long("explain") => return explain(&line.value()?.string()?),
@@ -117,6 +122,7 @@ fn read(mut line: Parser) -> Result<Task> {
             Arg::Long("badge") => options.badge = Some(line.value()?.into()),
             Arg::Long("jobs") => options.jobs = line.value()?.parse()?,
             Arg::Long("faults") => options.faults = true,
+            Arg::Long("level") => options.level = level(&line.value()?.string()?)?,
             Arg::Long("scoreboard") => is_scoreboard = true,
             Arg::Long("expected-failures") => options.expected.extend(expected(line.value()?)?),
             Arg::Long("format") => options.format = format(&line.value()?.string()?)?,
@@ -163,6 +169,19 @@ fn format(name: &str) -> Result<fn(&Report) -> String> {
         "json" => Ok(Report::json),
         other => Err(format!("unknown format {other}: text, tap, junit or json").into()),
     }
+}
+
+/// With the commit, if the build knew it (`CNIBOX_COMMIT`).
+fn version_text() -> String {
+    let commit = option_env!("CNIBOX_COMMIT").filter(|commit| !commit.is_empty());
+    let commit = commit.map(|commit| format!(" (commit {commit})")).unwrap_or_default();
+    format!("cni-sanity {}{commit}\n", env!("CARGO_PKG_VERSION"))
+}
+
+fn level(name: &str) -> Result<Level> {
+    LEVELS.into_iter().find(|level| level.name() == name).ok_or_else(|| {
+        format!("unknown level {name}: required, recommended or informational").into()
+    })
 }
 
 fn profile(name: &str) -> Result<Profile> {

@@ -12,7 +12,8 @@ use super::check::Verdict;
 use super::known;
 use super::profiles::Profile;
 
-const LEVELS: [Level; 3] = [Level::Required, Level::Recommended, Level::Informational];
+/// The most binding one first.
+pub const LEVELS: [Level; 3] = [Level::Required, Level::Recommended, Level::Informational];
 
 /// A case of a plugin in a version: the argument of the child process that runs it, as JSON.
 #[derive(Debug, Serialize, Deserialize)]
@@ -69,6 +70,8 @@ pub struct Report {
     pub outcomes: Vec<Outcome>,
     /// Ids that may fail: `id` or `id@type`.
     pub expected: Vec<String>,
+    /// The lowest level whose failures count.
+    pub level: Level,
 }
 
 impl Report {
@@ -105,10 +108,10 @@ impl Report {
         })
     }
 
-    /// Whether no required assertion failed unexpectedly, and the suite itself did not fail.
+    /// Whether no assertion of the level failed unexpectedly, and the suite itself did not fail.
     pub fn is_good(&self) -> bool {
         let is_bad = |failure: &Failure<'_>| {
-            failure.level == Level::Required && !self.is_expected(failure.kind, &failure.verdict.id)
+            failure.level <= self.level && !self.is_expected(failure.kind, &failure.verdict.id)
         };
         !self.failures().iter().any(is_bad)
             && self.outcomes.iter().all(|outcome| outcome.trouble.is_none())
@@ -152,15 +155,14 @@ impl Report {
         joined(&lines)
     }
 
-    /// The Test Anything Protocol, version 13. A failure of another level than `required` is a
-    /// TODO.
+    /// The Test Anything Protocol, version 13. A failure that does not count is a TODO.
     pub fn tap(&self) -> String {
         let mut lines = vec![format!("TAP version 13\n1..{}", self.verdicts().count())];
         for (number, (Outcome { kind, version, .. }, verdict)) in (1..).zip(self.verdicts()) {
             let id = &verdict.id;
             let (not, todo) = match (verdict.passed, level(id)) {
                 (true, _) => ("", String::new()),
-                (false, Level::Required) => ("not ", String::new()),
+                (false, level) if level <= self.level => ("not ", String::new()),
                 (false, level) => ("not ", format!(" # TODO {}", level.name())),
             };
             lines.push(format!("{not}ok {number} {kind} {version} {id}{todo}"));
@@ -168,7 +170,7 @@ impl Report {
         joined(&lines)
     }
 
-    /// `JUnit` XML: a suite for each type; failures of other levels than `required` are `skipped`.
+    /// `JUnit` XML: a suite for each type; failures that do not count are `skipped`.
     pub fn junit(&self) -> String {
         let mut suites: BTreeMap<&str, Vec<(&Outcome, &Verdict)>> = BTreeMap::new();
         for (outcome, verdict) in self.verdicts() {
@@ -180,7 +182,7 @@ impl Report {
             for (Outcome { version, .. }, Verdict { id, passed, detail, by_hand }) in verdicts {
                 let body = match (passed, level(id)) {
                     (true, _) => String::new(),
-                    (false, Level::Required) => {
+                    (false, level) if level <= self.level => {
                         failures += 1;
                         format!("<failure>{}</failure>", escaped(&format!("{detail}\n{by_hand}")))
                     }

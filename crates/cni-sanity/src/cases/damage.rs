@@ -146,7 +146,13 @@ fn forged_check(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         }
         forged
     };
+    let mut inside = result.clone();
+    let mut of_container = inside["interfaces"].as_array_mut().into_iter().flatten();
+    if let Some(own) = of_container.find(|one| one["name"] == at.ifname) {
+        own["mac"] = json!("02:00:5e:00:53:99");
+    }
     for (id, forged) in [
+        ("damage.mac-other", inside),
         ("damage.address-other", other),
         ("damage.route-other", route),
         ("damage.mac-other", with("mac", "02:00:5e:00:53:99")),

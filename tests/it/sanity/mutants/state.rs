@@ -103,6 +103,7 @@ const V1_1_0: &[Row] = rows! { "1.1.0"
     "ptp" "CHECK" "damage.address-other" "exit 0";
     "ptp" "CHECK" "damage.route-other" "exit 0";
     "ptp" "CHECK" "damage.mac-other" "exit 0";
+    "ptp" "CHECK" "damage.mac-other" r#"[ "$(printf '%s' "$in" | grep -o 02:00:5e:00:53:99 | wc -l)" != 1 ] || exit 0; run"#;
     "ptp" "CHECK" "damage.interface-other" "exit 0";
     "ptp" "CHECK" "damage.none" "exit 1";
     "ptp" "DEL" "damage.del" "exit 1";
