@@ -136,7 +136,7 @@ impl RecordStore {
     pub fn records_of_others<T: DeserializeOwned>(
         self,
         except: AttachmentId<'_>,
-    ) -> impl Iterator<Item = StoredRecord<T>> + use<T> {
+    ) -> impl DoubleEndedIterator<Item = StoredRecord<T>> + use<T> {
         let (mut instances, own) = (file::list_instances(self.0, None), except.instance_id());
         instances.retain(|instance| *instance != own);
         instances.reverse();
@@ -146,7 +146,7 @@ impl RecordStore {
     fn stored_records<T: DeserializeOwned>(
         self,
         instances: Vec<String>,
-    ) -> impl Iterator<Item = StoredRecord<T>> + use<T> {
+    ) -> impl DoubleEndedIterator<Item = StoredRecord<T>> + use<T> {
         let parts = instances.into_iter().filter_map(move |instance| self.read_part(&instance));
         parts.filter_map(|StoredRecord { record, content }| {
             Some(StoredRecord { record, content: decode_part(&content)? })

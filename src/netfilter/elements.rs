@@ -200,6 +200,21 @@ pub fn find_other_record<T: DeserializeOwned>(
     kept.records_of_others(owner).find(|other| is_wanted(&other.content) && !other.record.is_gone())
 }
 
+/// Like [`find_other_record`], for the oldest and the newest one; and the number of other records
+/// of the feature.
+pub fn find_other_records<T: DeserializeOwned>(
+    kept: RecordStore,
+    owner: AttachmentId<'_>,
+    is_wanted: impl Fn(&T) -> bool,
+) -> ([Option<StoredRecord<T>>; 2], usize) {
+    let mut others = kept.records_of_others(owner);
+    // None has been read, and left out, yet.
+    let (_, count) = others.size_hint();
+    let mut is_living =
+        |other: &StoredRecord<T>| is_wanted(&other.content) && !other.record.is_gone();
+    ([others.find(&mut is_living), others.rfind(is_living)], count.unwrap_or_default())
+}
+
 /// The other living attachments with this address that have a record of the feature.
 pub fn other_attachments<T: DeserializeOwned>(
     kept: RecordStore,

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::elements::find_other_record;
+use super::elements::find_other_records;
 use super::iptables::{ChainScope, IptablesHandle, IptablesRule, IptablesTable};
 use super::names::AttachmentId;
 use crate::attachment::{RecordStore, StoredRecord};
@@ -59,15 +59,21 @@ impl RecordedRules {
     ) -> Result<()> {
         let family = tables.family;
         let part = &serde_json::to_value(part).map_err(|e| Error::internal(e.to_string()))?;
-        let other = find_other_record(self.kept, owner, |content| (self.is_of)(content, family));
+        let (others, recorded) =
+            find_other_records(self.kept, owner, |content| (self.is_of)(content, family));
         let restores = Cell::new(false);
-        let expected = other.map_or(Vec::new(), |other| {
-            let in_network = other.record.network == owner.network;
-            (self.expected)(family, &other, Some(part).filter(|_| in_network))
+        let [oldest, newest] = others.map(|other| {
+            other.map_or(Vec::new(), |other| {
+                let in_network = other.record.network == owner.network;
+                (self.expected)(family, &other, Some(part).filter(|_| in_network))
+            })
         });
-        let scope = scope.until(&expected);
+        let scope = scope.until(&oldest, recorded);
         let plan_with_others = |table: &mut IptablesTable| {
-            restores.set(!expected.iter().all(|part| table.has_words_of(part)));
+            let has = |part| table.has_words_of(part);
+            // The rules of the newest one are beyond the beginning.
+            let mut of_newest = newest.iter().filter(|part| table.has_read(&part.chain));
+            restores.set(!oldest.iter().all(has) || !of_newest.all(has));
             if restores.get() {
                 table.require_all_chains();
                 let all = self.records_of_family(family);

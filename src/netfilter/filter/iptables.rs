@@ -90,7 +90,7 @@ pub(super) fn add_rules(
             continue;
         }
         let tables = filter.default_iptables(family)?;
-        let beginnings: &[&str] = former.map_or(&[FORWARD, CNI_FORWARD], |_| &[]);
+        let beginnings: &[_] = former.map_or(&[(FORWARD, 0), (CNI_FORWARD, 3)], |_| &[]);
         let scope = ChainScope::named_chains(&chains).with_beginnings(beginnings);
         RULES.add(&tables, owner, pod, scope, &|table| {
             let stale = unshared_ips(former.unwrap_or_default(), family, owner);

@@ -25,7 +25,7 @@ const CNI: &str = "CNI";
 const FEW: usize = 16;
 
 /// The number of rules in a chain from which on its beginning is read by a socket of its own.
-const FEW_RULES: u32 = 16;
+const FEW_RULES: usize = 16;
 
 /// How often a change is planned again after other programs have changed the packet filter.
 const ATTEMPTS: usize = 200;
@@ -177,12 +177,15 @@ impl TableSnapshot {
                     found.add_chain(family, chain);
                 }
             }
-            ChainScope::Chains(SomeChains { names, leads_on, beginnings, until }) => {
+            ChainScope::Chains(SomeChains { names, leads_on, beginnings, until, recorded }) => {
                 for chain in names {
-                    let until = until
-                        .iter()
-                        .filter(|rule| beginnings.contains(chain) && rule.chain == *chain);
-                    found.read_beginning(nft, family, chain, until.collect())?;
+                    match beginnings.iter().find(|(name, _)| name == chain) {
+                        Some((_, rules)) => {
+                            let until = until.iter().filter(|rule| rule.chain == *chain).collect();
+                            found.read_beginning(nft, family, chain, until, rules * recorded)?;
+                        }
+                        None => found.read_chain(nft, family, chain)?,
+                    }
                 }
                 let next: Vec<String> = found
                     .table
@@ -215,19 +218,21 @@ impl TableSnapshot {
         Ok(())
     }
 
-    /// Reads a chain until all of these rules were found.
+    /// Reads a chain until all of these rules were found, if it has at least so many rules.
     fn read_beginning(
         &mut self,
         nft: &NftSocket,
         family: IpFamily,
         chain: &str,
         mut until: Vec<&IptablesRule>,
+        least: usize,
     ) -> Result<()> {
         let name = nft_table_for(family, &self.table.name).named_chain(chain);
         // A list that may be interrupted is read as a whole.
         let may_end = !until.is_empty() && self.mode == ReadMode::AtGeneration;
         let found = if may_end { nft.read_chain(name)? } else { None };
-        let Some(info) = found.filter(|info| info.uses > FEW_RULES) else {
+        let has_many = |info: &ChainInfo| info.uses as usize > least.max(FEW_RULES);
+        let Some(info) = found.filter(has_many) else {
             return self.read_chain(nft, family, chain);
         };
         let rules = &mut self.table.rules;

@@ -91,11 +91,15 @@ pub struct SomeChains<'a> {
     pub names: &'a [&'a str],
     /// Selects rules; the chains that they jump to are read, too.
     pub leads_on: &'a dyn Fn(&IptablesRule) -> bool,
-    /// Those of the chains of which the beginning is enough, if it has the rules `until`. A plan
-    /// that needs a rule beyond starts again with all chains.
-    pub beginnings: &'a [&'a str],
+    /// Those of the chains of which the beginning is enough, if it has the rules `until`, with the
+    /// number of rules that they have for each recorded attachment. A plan that needs a rule beyond
+    /// starts again with all chains.
+    pub beginnings: &'a [(&'a str, usize)],
     /// Rules, or parts of rules.
     pub until: &'a [IptablesRule],
+    /// The number of recorded attachments. A chain with fewer rules is read as a whole: it may be
+    /// an old one that was saved and loaded.
+    pub recorded: usize,
 }
 
 impl fmt::Debug for SomeChains<'_> {
@@ -115,23 +119,24 @@ impl<'a> ChainScope<'a> {
         names: &'a [&'a str],
         leads_on: &'a dyn Fn(&IptablesRule) -> bool,
     ) -> ChainScope<'a> {
-        ChainScope::Chains(SomeChains { names, leads_on, beginnings: &[], until: &[] })
+        let (beginnings, until) = (&[][..], &[][..]);
+        ChainScope::Chains(SomeChains { names, leads_on, beginnings, until, recorded: 0 })
     }
 
     /// Of these chains only the beginning, up to the rules that [`ChainScope::until`] names.
     #[must_use]
-    pub fn with_beginnings(self, beginnings: &'a [&'a str]) -> ChainScope<'a> {
+    pub fn with_beginnings(self, beginnings: &'a [(&'a str, usize)]) -> ChainScope<'a> {
         match self {
             ChainScope::Chains(some) => ChainScope::Chains(SomeChains { beginnings, ..some }),
             ChainScope::All => self,
         }
     }
 
-    /// The beginnings of chains end with these rules.
+    /// The beginnings of chains end with these rules, of one of so many recorded attachments.
     #[must_use]
-    pub fn until(self, until: &'a [IptablesRule]) -> ChainScope<'a> {
+    pub fn until(self, until: &'a [IptablesRule], recorded: usize) -> ChainScope<'a> {
         match self {
-            ChainScope::Chains(some) => ChainScope::Chains(SomeChains { until, ..some }),
+            ChainScope::Chains(some) => ChainScope::Chains(SomeChains { until, recorded, ..some }),
             ChainScope::All => self,
         }
     }

@@ -255,6 +255,11 @@ impl IptablesTable {
         self.rules.iter().any(|rule| rule.has_words_of(part))
     }
 
+    /// Whether more than the beginning of the chain was read.
+    pub fn has_read(&self, chain: &str) -> bool {
+        !self.beginnings.iter().any(|name| name == chain)
+    }
+
     /// Makes the plan start again with all chains, if only some were read.
     pub fn require_all_chains(&mut self) {
         self.is_insufficient |= self.is_partial;
@@ -298,7 +303,7 @@ impl IptablesTable {
     /// be in the part of its chain that was not read.
     fn has_rule_or_rest(&mut self, rule: &IptablesRule) -> bool {
         let found = self.has_rule(rule);
-        self.is_insufficient |= !found && self.beginnings.contains(&rule.chain);
+        self.is_insufficient |= !found && !self.has_read(&rule.chain);
         found
     }
 

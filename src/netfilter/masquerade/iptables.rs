@@ -72,7 +72,7 @@ pub(super) fn add_rules(
         let addrs = addresses_of_family(&record.addrs, family);
         if !addrs.is_empty() {
             let tables = filter.default_iptables(family)?;
-            let scope = ChainScope::named_chains(&chains).with_beginnings(&[POSTROUTING]);
+            let scope = ChainScope::named_chains(&chains).with_beginnings(&[(POSTROUTING, 1)]);
             RULES.add(&tables, owner, record, scope, &|table| {
                 plan_addition(table, owner, &addrs, &record.options);
             })?;

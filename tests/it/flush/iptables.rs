@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Row, bridge};
+use super::{Row, add, bridge};
 use crate::masquerade::{outside, seen};
 use crate::portmap::tcp;
 use crate::support::net::Net;
@@ -147,4 +147,36 @@ fn native_rules_in_tables_of_iptables_do_not_block_add() {
         let left = node.sh("nft list ruleset");
         assert!(!left.contains("10.1.2.") || !left.contains("c1"), "{native}: {left}");
     }
+}
+
+/// Saved rules that are loaded again have the first containers, but not the later ones.
+#[test]
+fn add_restores_what_saved_rules_lack() {
+    let node = Node::new();
+    let containers: Vec<Container> = (0..31).map(|_| Container::new()).collect();
+    let attach = |n: usize| {
+        let ports = json!([{"hostPort": 8000 + n, "containerPort": 80, "protocol": "tcp"}]);
+        let keys = json!({"backend": "iptables", "runtimeConfig": {"portMappings": ports}});
+        let list = [
+            bridge(&node, &json!({"ipMasq": true, "ipMasqBackend": "iptables"})),
+            Net::new(&node, "portmap", "1.1.0", &keys),
+            Net::new(&node, "firewall", "1.1.0", &json!({"backend": "iptables"})),
+        ];
+        add(&list, &format!("c{n}"), &containers[n]);
+    };
+    let saved = node.path("saved").display().to_string();
+    (0..20).for_each(attach);
+    node.sh(&format!("iptables-save > {saved}"));
+    (20..30).for_each(attach);
+    let rules = || node.sh("iptables -S; iptables -t nat -S");
+    let before = rules();
+    node.sh(&format!("iptables-restore < {saved}"));
+    assert_ne!(rules(), before);
+    attach(30);
+    let after = rules();
+    let missing: Vec<&str> = before.lines().filter(|line| !after.contains(line)).collect();
+    assert!(missing.is_empty(), "{missing:#?}");
+    let mut lines: Vec<&str> = after.lines().filter(|line| line.starts_with("-A")).collect();
+    lines.sort_unstable();
+    assert!(lines.windows(2).all(|pair| pair[0] != pair[1]), "{after}");
 }

@@ -304,7 +304,8 @@ fn with_chain_scope<T>(
     let leads_on = |rule: &IptablesRule| {
         is_entry_with_comment(rule, &comment) || (rule.chain == CHAIN_TOP && is_wanted(rule))
     };
-    call(ChainScope::leading_on(&needed, &leads_on).with_beginnings(more))
+    // With the rule that jumps to `CHAIN_MASQ`, once for all.
+    call(ChainScope::leading_on(&needed, &leads_on).with_beginnings(&[(POSTROUTING, 0)]))
 }
 
 /// Like [`with_chain_scope`], for a deletion.
