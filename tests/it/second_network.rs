@@ -106,7 +106,7 @@ impl World {
     fn know_gateways(&self) {
         for (number, name) in (1..).zip(["eth0", "net1", "net2", "net3"]) {
             for gateway in [format!("10.{number}.0.1"), format!("fd0{number}::1")] {
-                let entry = format!("{gateway} lladdr 02:00:00:00:00:99 dev {name} nud permanent");
+                let entry = format!("{gateway} lladdr 02:00:00:00:00:99 dev {name} nud reachable");
                 self.container.try_sh(&format!("ip neigh replace {entry}"));
             }
         }
