@@ -161,7 +161,8 @@ pub fn delete_rules(
     let (ips, ports) = ports.map_or_else(Default::default, |ports| (ips, ports));
     filter.warn_of_legacy_rules(RECORDS, owner, "filter", "CNI-FORWARD");
     // GC finds the rules in iptables by the part; nobody restores them before the part is removed.
-    let lock = TablesLock::acquire_or_continue();
+    let is_in_iptables = pod.as_ref().is_some_and(|pod| pod.backend == RuleBackend::Iptables);
+    let lock = is_in_iptables.then(TablesLock::acquire_or_continue);
     let deleted = iptables::delete_rules(filter, owner, &all_ips, own)
         .and_then(|()| RECORDS.remove_part(owner));
     drop(lock);
@@ -221,7 +222,8 @@ pub fn remove_stale_rules(
         kept.attachment_id().network == network && !valid.contains(&kept.attachment_id())
     });
     // As in DEL.
-    let lock = TablesLock::acquire_or_continue();
+    let is_in_iptables = stale.iter().any(|kept| kept.content.backend == RuleBackend::Iptables);
+    let lock = is_in_iptables.then(TablesLock::acquire_or_continue);
     let removed = iptables::remove_stale_rules(filter, &stale)
         .and_then(|()| RECORDS.remove_stale_parts(network, valid));
     drop(lock);

@@ -318,7 +318,7 @@ impl IptablesTable {
     /// Appends the rule unless it exists.
     pub fn append_unique(&mut self, rule: IptablesRule) {
         if !self.has_rule_or_rest(&rule) {
-            self.append_new(rule);
+            self.append(rule);
         }
     }
 
