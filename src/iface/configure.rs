@@ -222,11 +222,18 @@ pub fn announce_once(netlink: &Netlink, link: &Link) {
 }
 
 /// Announces the addresses once the link has a carrier. That of a card may take seconds, for which
-/// this does not wait.
-pub fn announce_when_ready(netlink: &Netlink, link: &Link) -> Result<()> {
-    let is_up = |link: &Link| link.oper_state == OperationalState::Up;
-    if let WaitOutcome::Reached(link) = netlink.wait_for_link(link.index, SOON, is_up)? {
-        announce_addresses(netlink, &link);
+/// this does not wait. Of a pair, `far` is the other end with its namespace: as port of a bridge it
+/// forwards later than the link is up.
+pub fn announce_when_ready(
+    netlink: &Netlink,
+    link: &Link,
+    far: Option<(&Netlink, u32)>,
+) -> Result<()> {
+    let limit = far.map_or(SOON, |_| CARRIER_TIMEOUT);
+    let (netns, index) = far.unwrap_or((netlink, link.index));
+    let is_ready = |end: &Link| end.oper_state == OperationalState::Up || !end.up;
+    if let WaitOutcome::Reached(_) = netns.wait_for_link(index, limit, is_ready)? {
+        announce_addresses(netlink, link);
     }
     Ok(())
 }

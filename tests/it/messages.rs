@@ -5,7 +5,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use regex_lite::Regex;
+use regex_lite::{Captures, Regex};
 use serde_json::{Value, json};
 
 use crate::support::net::merged;
@@ -97,14 +97,17 @@ impl Mistake {
         symlink(executable(), node.bin().join("cnibox")).unwrap();
         let dir = node.path("net.d").parent().unwrap().display().to_string();
         let netns = container.path();
+        // One pass: the random name of the directory may contain a placeholder. The first two are
+        // words that contain one.
+        let placeholders = Regex::new("REDIRECT|CNI_NETNS|BIN|DIR|NETNS").unwrap();
         let fill = |text: &str| {
-            // Names of variables that contain a placeholder.
-            let text = text.replace("REDIRECT", "\x01").replace("CNI_NETNS", "\x02");
-            let text = text
-                .replace("BIN", &format!("{dir}/bin"))
-                .replace("DIR", &dir)
-                .replace("NETNS", &netns);
-            text.replace('\x01', "REDIRECT").replace('\x02', "CNI_NETNS")
+            let value = |found: &Captures| match &found[0] {
+                "BIN" => format!("{dir}/bin"),
+                "DIR" => dir.clone(),
+                "NETNS" => netns.clone(),
+                word => word.to_owned(),
+            };
+            placeholders.replace_all(text, value).into_owned()
         };
         fs::create_dir(node.path("net.d")).unwrap();
         fs::write(node.path("net.d/10-pods.conflist"), fill(&network(&self.conf))).unwrap();

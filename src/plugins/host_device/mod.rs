@@ -17,6 +17,7 @@ use serde::Deserialize;
 
 use self::find::DeviceSelector;
 use self::sysfs::Sysfs;
+use crate::attachment::liveness::is_pair;
 use crate::devices::location::DeviceSearch;
 use crate::devices::lost::{self, LostDevice};
 use crate::devices::origin::HostNetwork;
@@ -130,7 +131,9 @@ impl Plugin for HostDevice {
         let link = child::complete_link(&inside, &req.ifname, &req.sandbox.path, &mut result)?;
         network.add_routes(&inside, &link, &mut result)?;
         if !result.ips.is_empty() {
-            configure::announce_when_ready(&inside.netlink, &link)?;
+            let has_near_end = is_pair(&device) && device.link_netnsid.is_none();
+            let far = device.link.filter(|_| has_near_end).map(|index| (host, index));
+            configure::announce_when_ready(&inside.netlink, &link, far)?;
         }
         let pci = device.parent.as_ref().and_then(|parent| sysfs.find_pci_id(parent));
         let pci = pci.or_else(|| selector.pci_function().map(str::to_owned));
