@@ -67,7 +67,7 @@ build: export CNIBOX_COMMIT := $(CNIBOX_COMMIT)
 # Maximum size of the stripped executable in bytes: 5.12 MB, with ipMasqExcept and what doctor and gc look at; glibc is 0.65 MB of code.
 SIZE_LIMIT := $(if $(filter %-musl,$(TARGET)),5120000,5520000)
 
-.PHONY: run-demo run-test run-test-vm run-soak run-record help list-dependencies deps build sanity check check-source demo test test-vm test-fresh soak test-runtimes matrix test-kernels test-arch lint lists arch bench size cross image dist reproduce book record package fuzz install clean
+.PHONY: run-demo run-test run-test-vm run-soak run-record help list-dependencies deps build sanity check check-source demo test test-vm test-fresh soak test-runtimes matrix test-kernels test-userlands test-arch lint lists arch bench size cross image dist reproduce book record package fuzz install clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -182,6 +182,10 @@ matrix: build ## test-runtimes with every installed runtime and those in the dir
 test-kernels: prepare-test build sanity ## cni-sanity and the unit tests on the kernels of Debian 11, 12, 13 and sid, in VMs: an hour; SUITES="trixie sid" TYPES="bridge ptp"
 	CARGO_TARGET_$(shell rustc -vV | sed -n 's/^host: //p' | tr a-z- A-Z_)_RUNNER="scripts/kernels.sh $(abspath $(BINARY)) $(dir $(abspath $(BINARY)))cni-sanity" \
 		$(CARGO) test --locked --quiet --lib
+
+test-userlands: prepare-test prepare-fresh build sanity ## the tests of packet filters with the programs of Debian 11, 12, 13 and sid, on this kernel, and the packages of "make dist", if there are any: an hour; SUITES="trixie sid" PATTERNS="firewall::"
+	RUSTFLAGS='-C target-feature=+crt-static' $(CARGO_TARGET)_RUNNER="scripts/userlands.sh $(abspath $(BINARY)) $(dir $(abspath $(BINARY)))cni-sanity" \
+		DIST=$(if $(wildcard $(DIST)/*.deb),$(abspath $(DIST))) $(CARGO) test --locked --quiet --target $(TARGET) -p cnibox-tests --test it
 
 test-arch: prepare-emulate prepare-$(TARGET) build sanity ## cni-sanity and the unit tests, built for ARCH (arm64, armhf, ppc64el, riscv64, s390x), in Debian's kernel under emulation, and state files exchanged with it; ARGS="--type bridge"
 	$(MAKE) build TARGET=$(HOST)

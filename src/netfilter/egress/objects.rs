@@ -25,12 +25,14 @@ use crate::netlink::nftables::{
 };
 
 /// The prefixes of the names of chains: of the packets or frames of a container, and the chains
-/// that a policy has for forwarded packets, for those to the host and to other containers.
+/// that a policy has for forwarded packets, for those to the host and to other containers, and for
+/// the targets of neighbour discovery.
 const POLICY: &str = "policy_";
 const FORWARD: &str = "forward_";
 const HOST: &str = "host_";
 const NEIGHBOURS: &str = "neighbours_";
-const CHAINS: [&str; 4] = [POLICY, FORWARD, HOST, NEIGHBOURS];
+const DISCOVERY: &str = "discovery_";
+const CHAINS: [&str; 5] = [POLICY, FORWARD, HOST, NEIGHBOURS, DISCOVERY];
 
 /// What packets that enter the host's stack may reach, and how many connections.
 #[derive(Clone, Copy, Debug)]
@@ -123,7 +125,8 @@ impl PolicyObjects {
         content.extend(format!("{end}{limits:?}").into_bytes());
         let id = sha512_hex(content, ID_LENGTH);
         let mut objects = PolicyObjects::new(PACKETS, &id, end);
-        let [start, forward, to_host, to_neighbours] = CHAINS.map(|prefix| format!("{prefix}{id}"));
+        let [start, forward, to_host, to_neighbours, _] =
+            CHAINS.map(|prefix| format!("{prefix}{id}"));
         let rules = objects.add_traffic(&to_host, host);
         objects.chains.push((to_host.clone(), rules));
         let rules = objects.add_traffic(&to_neighbours, neighbours);
@@ -179,7 +182,8 @@ impl PolicyObjects {
         end: &'static str,
     ) -> PolicyObjects {
         let content = [&traffic.to_bytes(), &found.to_bytes(), end.as_bytes()].concat();
-        let mut objects = PolicyObjects::new(FRAMES, &sha512_hex(content, ID_LENGTH), end);
+        let id = sha512_hex(content, ID_LENGTH);
+        let mut objects = PolicyObjects::new(FRAMES, &id, end);
         let pongs = NftRule::new().ethertype_is(ETH_P_IP).byte_is(PacketField::L4proto, ICMP);
         // Frames belong to no connection: what opens none is a reply.
         let mut rules = vec![
@@ -207,13 +211,18 @@ impl PolicyObjects {
             addresses(&found.v4, true, |_| true),
             |set| vec![NftRule::new().in_set(&[PacketField::ArpTarget], set)],
         ));
-        rules.extend(objects.add_set(
+        let known = objects.add_set(
             &prefix,
             "nd",
             &[ValueType::DiscoveryTarget],
             addresses(&found.v6, false, |_| true),
-            |set| vec![discovery(135, 135).in_set(&[PacketField::Icmpv6Target], set)],
-        ));
+            |set| vec![NftRule::new().in_set(&[PacketField::Icmpv6Target], set)],
+        );
+        if !known.is_empty() {
+            let targets = format!("{DISCOVERY}{id}");
+            rules.push(discovery(135, 135).jump_to(&targets).with_comment("solicitations"));
+            objects.chains.push((targets, known));
+        }
         rules.extend(objects.add_traffic(&prefix, traffic));
         objects.chains.push((objects.chain.clone(), rules));
         objects

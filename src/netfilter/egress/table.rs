@@ -364,6 +364,10 @@ const PACKET_LAYOUT: TableLayout = TableLayout {
         ),
         (PACKETS.named_chain(REFUSED), &[COUNT_PACKET, RECORD_FLOW, DROP]),
         (PACKETS.named_chain(NOTED), &[COUNT_PACKET, RECORD_FLOW, ACCEPT]),
+        (
+            PACKETS.named_chain(TARGET_CHAIN),
+            &[("another address", || foreign_target(TARGETS).go_to(REFUSED))],
+        ),
         (PACKETS.named_chain(LINK), &LINK_RULES),
         (
             PACKETS
@@ -393,8 +397,8 @@ const LINK_RULES: [FixedRule; 14] = [
     ("IPv4 options", || NftRule::new().has_ip_options().go_to(REFUSED)),
     ("from another IPv4 address", || foreign_v4(SOURCES).go_to(REFUSED)),
     ("from another IPv6 address", || foreign_v6(SOURCES).go_to(REFUSED)),
-    ("another address is advertised", || foreign_target(TARGETS, 136).go_to(REFUSED)),
-    ("another address is probed", || foreign_probe(TARGETS).go_to(REFUSED)),
+    ("advertised addresses", || advertises().jump_to(TARGET_CHAIN)),
+    ("probed addresses", || probes().jump_to(TARGET_CHAIN)),
     ("router solicitation", || {
         discovery(133, 133).daddr_in(IpNet::V6(LINK_LOCAL_MULTICAST)).accept()
     }),
@@ -424,15 +428,24 @@ fn foreign_v6(sources: [NftSet<'_>; 2]) -> NftRule {
     rule.not_in_set(&[PacketField::EtherSaddr, PacketField::Ip6Saddr], sources[1])
 }
 
-/// Neighbour discovery of this type about an address that is not the container's.
-fn foreign_target(targets: NftSet<'_>, kind: u8) -> NftRule {
-    let rule = NftRule::new().ethertype_is(ETH_P_IPV6).byte_is(PacketField::Icmpv6Type, kind);
-    rule.not_in_set(&[PacketField::EtherSaddr, PacketField::Icmpv6Target], targets)
+/// The chain that compares the target of neighbour discovery. nft names the target in a rule that
+/// also compares the type of the message, and then reads its own listing no more: as `icmpv6 taddr`
+/// it is no number, of which the key of the set is.
+const TARGET_CHAIN: &str = "targets";
+
+fn advertises() -> NftRule {
+    NftRule::new().ethertype_is(ETH_P_IPV6).byte_is(PacketField::Icmpv6Type, 136)
 }
 
-/// Detection of duplicates of another address, which would keep its owner from having it.
-fn foreign_probe(targets: NftSet<'_>) -> NftRule {
-    foreign_target(targets, 135).saddr_in(IpNet::V6(UNSPECIFIED6))
+/// Detection of duplicates.
+fn probes() -> NftRule {
+    let rule = NftRule::new().ethertype_is(ETH_P_IPV6).byte_is(PacketField::Icmpv6Type, 135);
+    rule.saddr_in(IpNet::V6(UNSPECIFIED6))
+}
+
+/// An advertised address of another, or a probe that would keep its owner from having it.
+fn foreign_target(targets: NftSet<'_>) -> NftRule {
+    NftRule::new().not_in_set(&[PacketField::EtherSaddr, PacketField::Icmpv6Target], targets)
 }
 
 /// ARP from another address than the container's and none, as probes have it (RFC 5227).
@@ -471,6 +484,12 @@ const FRAME_LAYOUT: TableLayout = TableLayout {
         (FRAMES.named_chain(REFUSED), &[("count", || count_refusal(FRAME_SETS.refused)), DROP]),
         (FRAMES.named_chain(NOTED), &[("count", || count_refusal(FRAME_SETS.refused)), ACCEPT]),
         (
+            FRAMES.named_chain(TARGET_CHAIN),
+            &[("another address", || {
+                drop_guarded(foreign_target(FRAME_TARGETS), FRAME_SETS.guarded)
+            })],
+        ),
+        (
             FRAMES.named_chain("prerouting").at_filter_hook(NetfilterHook::Prerouting, RAW),
             &[
                 (FOREIGN, || {
@@ -490,12 +509,8 @@ const FRAME_LAYOUT: TableLayout = TableLayout {
                 ("from another IPv6 address", || {
                     drop_guarded(foreign_v6(FRAME_SOURCES), FRAME_SETS.guarded)
                 }),
-                ("another address is advertised", || {
-                    drop_guarded(foreign_target(FRAME_TARGETS, 136), FRAME_SETS.guarded)
-                }),
-                ("another address is probed", || {
-                    drop_guarded(foreign_probe(FRAME_TARGETS), FRAME_SETS.guarded)
-                }),
+                ("advertised addresses", || advertises().jump_to(TARGET_CHAIN)),
+                ("probed addresses", || probes().jump_to(TARGET_CHAIN)),
                 ("VLANs", || drop_tagged(ETH_P_8021Q)),
                 ("VLANs of providers", || drop_tagged(ETH_P_8021AD)),
             ],

@@ -41,7 +41,8 @@ pub enum PacketField {
     IcmpType,
     /// `icmpv6 type`
     Icmpv6Type,
-    /// `icmpv6 taddr`, the target address of neighbour discovery.
+    /// `@th,64,128`, the target address of neighbour discovery: only in chains which nothing else
+    /// reaches, as nft would call it `icmpv6 taddr` after a comparison with `icmpv6`.
     Icmpv6Target,
     /// The version and the length of the header of IPv4.
     IpHeader,
@@ -113,7 +114,7 @@ impl PacketField {
             PacketField::IpSaddr | PacketField::IpDaddr | PacketField::IpHeader => {
                 (TableFamily::Ip as u8, 0x0800)
             }
-            PacketField::Icmpv6Type | PacketField::Icmpv6Target => {
+            PacketField::Icmpv6Type => {
                 return Some((PacketField::L4proto, vec![IPPROTO_ICMPV6]));
             }
             PacketField::TcpFlags => {

@@ -130,7 +130,7 @@ impl<'n> Firewalld<'n> {
     /// install a service that would change the firewall of the machine.
     pub(crate) fn serve_itself(&mut self) -> bool {
         let dir = self.node.path("firewalld");
-        fs::create_dir(&dir).unwrap();
+        fs::create_dir_all(&dir).unwrap();
         let log = self.node.path("firewalld.log");
         let spawned = Command::new("firewalld")
             .args(["--nofork", "--nopid", "--system-config"])
@@ -166,13 +166,20 @@ impl<'n> Firewalld<'n> {
         self.send("setDefaultZone string:trusted");
     }
 
-    /// Calls a method with arguments of `dbus-send`.
-    fn send(&self, call: &str) {
+    /// Writes `firewalld.conf`, which firewalld reads when it starts and when it reloads.
+    pub(crate) fn configure(&self, line: &str) {
+        let dir = self.node.path("firewalld");
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("firewalld.conf"), format!("{line}\n")).unwrap();
+    }
+
+    /// Calls a method with arguments of `dbus-send`; returns the reply.
+    pub(crate) fn send(&self, call: &str) -> String {
         let bus = &self.address;
         self.node.sh(&format!(
             "dbus-send --bus={bus} --print-reply --dest=org.fedoraproject.FirewallD1 \
              /org/fedoraproject/FirewallD1 org.fedoraproject.FirewallD1.{call}"
-        ));
+        ))
     }
 
     /// The logged calls since the previous `told`.
@@ -221,9 +228,9 @@ fn a_real_firewalld_adds_and_removes_the_addresses() {
         return;
     }
     let sources = || {
-        let zones = node.sh("nft list ruleset");
-        let of = |addr: &str| zones.contains(&format!("saddr {addr} goto filter_FWD_trusted"));
-        ["10.1.2.2", "2001:db8:1::2"].map(of)
+        let query = "zone.querySource string:trusted string:";
+        let of = |addr: &str| firewalld.send(&format!("{query}{addr}")).contains("boolean true");
+        ["10.1.2.2/32", "2001:db8:1::2/128"].map(of)
     };
     let net = net(&node, "1.1.0", &json!({"backend": ""}));
     firewalld.call(&net, "ADD", "c1").result();

@@ -1,0 +1,158 @@
+#!/bin/bash
+# userlands.sh BINARY SANITY TESTS: the tests that depend on programs of a distribution, on this machine's kernel, with the
+# programs of several releases of Debian: iptables, nft, iproute2, firewalld, dpkg, rpm and the reference plugins. SANITY
+# and TESTS, the executable of the integration tests, are static like BINARY. Prints what failed on stderr, and then a
+# table. Exit status 1 if anything failed.
+#
+# If DIST has the packages of cnibox, they are installed, upgraded and removed there with the programs of the release.
+#
+# A release is a root of debootstrap, which is made once; the tests write into a layer above it, in memory. The release
+# "none" is the machine's release without iptables, nft, firewalld and reference plugins, where only cni-sanity is run.
+# Needs root, debootstrap and a kernel with overlayfs.
+#
+#   SUITES                  the releases, separated by spaces [bullseye bookworm trixie sid none]
+#   PATTERNS                parts of the names of tests [those about packet filters]
+#   DIST                    directory of the files of a release [none]
+#   CNIBOX_USERLANDS_CACHE  directory of the roots [/var/cache/cnibox-userlands]
+# shellcheck disable=SC2317 # functions are called by name
+set -euo pipefail
+
+here=$(realpath "${0%/*}/..")
+binary=$(realpath "$1") sanity=$(realpath "$2") tests=$(realpath "$3")
+read -ra suites <<<"${SUITES:-bullseye bookworm trixie sid none}"
+read -ra patterns <<<"${PATTERNS:-firewall:: flush:: handover:: masquerade:: portmap:: takeover:: xt_flavours:: doctor::forward bridge::reference ptp::reference}"
+cache=${CNIBOX_USERLANDS_CACHE:-/var/cache/cnibox-userlands}
+packages=(iproute2 iptables nftables firewalld procps conntrack iputils-ping kmod strace libcap2-bin dnsmasq-base
+    containernetworking-plugins python3-dbus python3-gi rpm)
+
+# create SUITE: the root of a release, and its packages.
+create() {
+    local suite=$1 root=$cache/$1.new mirror
+    [ ! -e "$cache/$suite" ] || return 0
+    mkdir -p "$cache"
+    rm -rf --one-file-system "$root"
+    # The mirror that this machine uses.
+    # shellcheck disable=SC2016 # a word of apt-get
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' | sed -n 1p)
+    [ "$suite" != none ] || suite=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
+    debootstrap --variant=minbase --include=ca-certificates "$suite" "$root" "$mirror"
+    cp -L /etc/resolv.conf "$root/etc"
+    [ "$1" = none ] ||
+        DEBIAN_FRONTEND=noninteractive chroot "$root" apt-get -q -y --no-install-recommends install "${packages[@]}"
+    mv "$root" "$cache/$1"
+}
+
+# enter SUITE: moves the processes of the mount namespace into a root, with a layer in memory for its files. Not by chroot(2), after which the
+# kernel creates no user namespace.
+enter() {
+    local layers root
+    layers=$(mktemp -d)
+    mount -t tmpfs tmpfs "$layers"
+    root=$layers/root
+    mkdir "$layers/upper" "$layers/work" "$root"
+    mount -t overlay overlay -o "lowerdir=$cache/$1,upperdir=$layers/upper,workdir=$layers/work" "$root"
+    for directory in proc sys dev; do mount --rbind "/$directory" "$root/$directory"; done
+    mount -t tmpfs tmpfs "$root/run"
+    mkdir "$root/run/lock" "$root/machine"
+    # The tests read files of the source.
+    mkdir -p "$root$here"
+    mount --rbind -o ro "$here" "$root$here"
+    cp "$binary" "$root/usr/local/bin/cnibox"
+    cp "$sanity" "$root/usr/local/bin/cni-sanity"
+    cp "$tests" "$root/usr/local/bin/integration-tests"
+    [ -z "${DIST-}" ] || cp "$DIST"/cnibox_*.deb "$DIST"/cnibox-[0-9]*.rpm "$root/root"
+    cd "$root"
+    pivot_root . machine
+    cd "$here/tests"
+    umount --lazy /machine
+    export HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+    export CNIBOX_BIN=/usr/local/bin/cnibox
+}
+
+# What runs in a root, called by name: each function prints lines "name outcome" on stdout, and what failed on stderr.
+
+# The versions of the programs, the first number with a point in what they print.
+versions() {
+    program() { echo "$1 $("${@:2}" 2>&1 | grep -om 1 '[0-9]\+\.[0-9.]*[0-9]' | head -n 1)"; }
+    program iptables iptables --version
+    program nft nft --version
+    program iproute2 ip -V
+    package() { echo "$1 $(dpkg-query -W -f '${Version}' "$2" 2>/dev/null | sed 's/[+-].*//')"; }
+    package firewalld firewalld
+    package reference containernetworking-plugins
+}
+
+rules() {
+    local status=0
+    RUST_BACKTRACE=0 integration-tests --test-threads $((2 * $(nproc))) "${patterns[@]}" >/root/report 2>&1 || status=1
+    sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed.*/tests \1 passed, \2 failed/p' /root/report
+    grep -e FAILED -A 3 -e 'panicked at' /root/report >&2
+    return "$status"
+}
+
+conformance() {
+    local status=0
+    cnibox install /opt/cni/bin >/dev/null
+    cni-sanity --cni-version 1.1.0 /opt/cni/bin >/root/report || status=1
+    sed -n 's/^required: \([0-9]*\) of \([0-9]*\) passed/cni-sanity \1 of \2/p' /root/report
+    grep -A 5 '^FAIL required\|^TROUBLE' /root/report >&2
+    return "$status"
+}
+
+debs() {
+    "$PWD/packages.sh" /root/cnibox_*.deb >/root/report 2>&1 && echo deb ok && return
+    echo deb failed
+    tail -n 20 /root/report >&2
+    return 1
+}
+
+# rpm knows no package of Debian, so no dependency is installed for it.
+rpms() {
+    fail() { echo rpm failed && echo "rpm: $*" >&2 && exit 1; }
+    change() { rpm --nodeps "$@" >/root/report 2>&1 || fail "$* $(cat /root/report)"; }
+    answers() { CNI_COMMAND=VERSION /usr/libexec/cni/bridge </dev/null | grep -q 1.1.0 || fail "bridge after $*"; }
+    files() { find / -xdev ! -path '/var/*' ! -path '/root/*' | sort; }
+    files >/root/before
+    change -i /root/cnibox-*.rpm
+    answers rpm -i
+    change -U --replacepkgs /root/cnibox-*.rpm
+    answers rpm -U
+    change -e cnibox
+    files >/root/after
+    cmp -s /root/before /root/after || fail "left: $(comm -13 /root/before /root/after | head -n 5)"
+    echo rpm ok
+}
+
+if [ -n "${CNIBOX_USERLANDS_PART-}" ]; then
+    read -r suite part <<<"$CNIBOX_USERLANDS_PART"
+    enter "$suite"
+    "$part"
+    exit
+fi
+
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+status=0
+for suite in "${suites[@]}"; do
+    start=$SECONDS
+    create "$suite" >"$out/log" 2>&1 || { tail -n 5 "$out/log" >&2; exit 1; }
+    parts=(versions rules)
+    [ -z "${DIST-}" ] || parts+=(debs rpms)
+    [ "$suite" != none ] || parts=(conformance)
+    for part in "${parts[@]}"; do
+        # The mounts end with the mount namespace.
+        CNIBOX_USERLANDS_PART="$suite $part" unshare --mount --propagation private "$0" "$@" >>"$out/of-$suite" || status=1
+    done
+    echo "seconds $((SECONDS - start))" >>"$out/of-$suite"
+done
+
+echo "| programs of |$(printf ' %s |' "${suites[@]}")"
+echo "| --- |$(printf ' --- |%.0s' "${suites[@]}")"
+for name in iptables nft iproute2 firewalld reference tests cni-sanity deb rpm seconds; do
+    line="| $name |"
+    for suite in "${suites[@]}"; do
+        line+=" $(sed -n "s/^$name //p" "$out/of-$suite") |"
+    done
+    echo "$line"
+done
+exit $status
