@@ -1,8 +1,8 @@
 #!/bin/bash
 # userlands.sh BINARY SANITY TESTS: the tests that depend on programs of a distribution, on this machine's kernel, with the
-# programs of several releases of Debian: iptables, nft, iproute2, firewalld, dpkg, rpm and the reference plugins. SANITY
-# and TESTS, the executable of the integration tests, are static like BINARY. Prints what failed on stderr, and then a
-# table. Exit status 1 if anything failed.
+# programs of several releases of Debian: iptables, nft, iproute2, firewalld, containerd, dpkg, rpm and the reference
+# plugins. SANITY and TESTS, the executable of the integration tests, are static like BINARY. Prints what failed on
+# stderr, and then a table. Exit status 1 if anything failed.
 #
 # If DIST has the packages of cnibox, they are installed, upgraded and removed there with the programs of the release.
 #
@@ -23,22 +23,29 @@ read -ra suites <<<"${SUITES:-bullseye bookworm trixie sid none}"
 read -ra patterns <<<"${PATTERNS:-firewall:: flush:: handover:: masquerade:: portmap:: takeover:: xt_flavours:: doctor::forward bridge::reference ptp::reference}"
 cache=${CNIBOX_USERLANDS_CACHE:-/var/cache/cnibox-userlands}
 packages=(iproute2 iptables nftables firewalld procps conntrack iputils-ping kmod strace libcap2-bin dnsmasq-base
-    containernetworking-plugins python3-dbus python3-gi rpm)
+    containernetworking-plugins python3-dbus python3-gi rpm containerd runc busybox-static curl python3-grpcio)
 
 # create SUITE: the root of a release, and its packages.
 create() {
-    local suite=$1 root=$cache/$1.new mirror
+    local suite=$1 root=$cache/$1.new mirror own
     [ ! -e "$cache/$suite" ] || return 0
     mkdir -p "$cache"
     rm -rf --one-file-system "$root"
     # The mirror that this machine uses.
     # shellcheck disable=SC2016 # a word of apt-get
     mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' | sed -n 1p)
-    [ "$suite" != none ] || suite=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
+    own=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
+    [ "$suite" != none ] || suite=$own
     debootstrap --variant=minbase --include=ca-certificates "$suite" "$root" "$mirror"
     cp -L /etc/resolv.conf "$root/etc"
-    [ "$1" = none ] ||
-        DEBIAN_FRONTEND=noninteractive chroot "$root" apt-get -q -y --no-install-recommends install "${packages[@]}"
+    add() { DEBIAN_FRONTEND=noninteractive chroot "$root" apt-get -q -y --no-install-recommends install "$@"; }
+    [ "$1" = none ] || add "${packages[@]}"
+    # Debian 11's reference knows no version of the specification after 0.4.0.
+    if [ "$1" = bullseye ]; then
+        echo "deb $mirror $own main" >>"$root/etc/apt/sources.list"
+        chroot "$root" apt-get -q update
+        add -t "$own" containernetworking-plugins
+    fi
     mv "$root" "$cache/$1"
 }
 
@@ -54,6 +61,9 @@ enter() {
     for directory in proc sys dev; do mount --rbind "/$directory" "$root/$directory"; done
     mount -t tmpfs tmpfs "$root/run"
     mkdir "$root/run/lock" "$root/machine"
+    # The directories of a runtime, which are themselves layers, in a file system that has none.
+    mkdir -p "$cache/tmp"
+    mount --bind "$cache/tmp" "$root/var/tmp"
     # The tests read files of the source.
     mkdir -p "$root$here"
     mount --rbind -o ro "$here" "$root$here"
@@ -82,8 +92,12 @@ versions() {
     package reference containernetworking-plugins
 }
 
+# What Debian 11's programs cannot do: its nft aborts when it lists the targets of egress, and does not read all rules
+# that a test loads; its strace does not know the messages of nf_tables.
+declare -A lacks=([bullseye]="egress::flush rules_that_depend_on_a_mark a_killed_second_add a_killed_add")
 rules() {
-    local status=0
+    local status=0 name
+    for name in ${lacks[$suite]-}; do patterns+=(--skip "$name"); done
     RUST_BACKTRACE=0 integration-tests --test-threads $((2 * $(nproc))) "${patterns[@]}" >/root/report 2>&1 || status=1
     sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed.*/tests \1 passed, \2 failed/p' /root/report
     grep -e FAILED -A 3 -e 'panicked at' /root/report >&2
@@ -96,6 +110,16 @@ conformance() {
     cni-sanity --cni-version 1.1.0 /opt/cni/bin >/root/report || status=1
     sed -n 's/^required: \([0-9]*\) of \([0-9]*\) passed/cni-sanity \1 of \2/p' /root/report
     grep -A 5 '^FAIL required\|^TROUBLE' /root/report >&2
+    return "$status"
+}
+
+# Older releases of containerd do not call STATUS: make test-runtimes.
+runtimes() {
+    local status=0
+    containerd --version | grep -q ' v\?2\.' || return 0
+    ./runtimes/run.sh "$CNIBOX_BIN" containerd kubernetes egress status >/root/report 2>&1 || status=1
+    echo "containerd $(dpkg-query -W -f '${Version}' containerd | sed 's/[~+-].*//'): $(grep -c '^  ok ' /root/report) passed, $(grep -c '^  FAIL' /root/report) failed"
+    grep -A 3 '^  FAIL' /root/report >&2
     return "$status"
 }
 
@@ -136,7 +160,7 @@ status=0
 for suite in "${suites[@]}"; do
     start=$SECONDS
     create "$suite" >"$out/log" 2>&1 || { tail -n 5 "$out/log" >&2; exit 1; }
-    parts=(versions rules)
+    parts=(versions rules runtimes)
     [ -z "${DIST-}" ] || parts+=(debs rpms)
     [ "$suite" != none ] || parts=(conformance)
     for part in "${parts[@]}"; do
@@ -148,7 +172,7 @@ done
 
 echo "| programs of |$(printf ' %s |' "${suites[@]}")"
 echo "| --- |$(printf ' --- |%.0s' "${suites[@]}")"
-for name in iptables nft iproute2 firewalld reference tests cni-sanity deb rpm seconds; do
+for name in iptables nft iproute2 firewalld reference tests cni-sanity containerd deb rpm seconds; do
     line="| $name |"
     for suite in "${suites[@]}"; do
         line+=" $(sed -n "s/^$name //p" "$out/of-$suite") |"

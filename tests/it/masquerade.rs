@@ -419,8 +419,7 @@ fn each_deletes_rules_of_the_other() {
         for flavour in ["iptables-nft", "iptables-legacy"] {
             let node = Node::new();
             let masq = Masq::new(&node, plugin, ("iptables", flavour));
-            // Each release of the reference knows this version: Debian 11's no later one.
-            let masq = masq.with(&json!({"cniVersion": "0.4.0"}));
+            let masq = masq.with(&json!({"cniVersion": "1.0.0"}));
             let theirs =
                 |call: Call| call.program(format!("{peer}/{plugin}")).env("CNI_PATH", &peer);
             let outside = outside(&node);

@@ -16,6 +16,12 @@ export HERE PATH=$PATH:/usr/sbin:/sbin PYTHONDONTWRITEBYTECODE=1
 trap 'rm -rf "$base"' EXIT
 /usr/bin/python3 "$HERE/image.py" "$base/images.tar"
 
+# The newest version of the specification that the runtime knows; with 1.1.0 containerd 2 asks STATUS.
+case $(containerd --version 2>/dev/null) in
+    *" "[vV]2.* | *" 2."*) version=1.1.0 ;;
+    *) version=1.0.0 ;;
+esac
+
 # conf PLUGINS [LAST]: prints a network of bridge, the chained plugins in the directory, and one more plugin.
 conf() {
     local chained="" name
@@ -30,7 +36,7 @@ conf() {
     done
     chained="$chained${2:+, $2}"
     cat <<END
-{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+{"cniVersion": "$version", "name": "pods", "plugins": [
   {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
    "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16"}], [{"subnet": "fd88::/64"}]],
             "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}}$chained]}

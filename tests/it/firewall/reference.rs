@@ -46,8 +46,7 @@ fn saved(node: &Node, flavour: &str) -> String {
 /// Creates calls of a verb, by cnibox if the second argument is true, by the reference otherwise.
 fn calls(node: &Node, flavour: &str, keys: &Value) -> impl Fn(&str, bool) -> Call {
     let reference = peer("firewall").map(|dir| dir.join("firewall"));
-    // Each release of the reference knows this version: Debian 11's no later one.
-    let (conf, path) = (net(node, "0.4.0", keys).conf, path(node, flavour));
+    let (conf, path) = (net(node, "1.0.0", keys).conf, path(node, flavour));
     let (base, container) = (node.call("firewall", "ADD").id("c1").conf(&conf), Container::new());
     move |verb, ours| {
         let base = base.clone().netns(&container.path());
