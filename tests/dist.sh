@@ -140,8 +140,9 @@ assert bom["vulnerabilities"] == json.load(open("packaging/vex.json"))
 assert bom["bomFormat"] == "CycloneDX" and bom["metadata"]["component"]["name"] == "cnibox"
 names = {component["name"] for component in bom["components"]}
 assert {"rtnetlink", "serde_json", "nix", "rust-std"} <= names and names & {"glibc", "musl"} and "tempfile" not in names, names
-assert all("licenses" in component and "hashes" in component for component in bom["components"]
-           if component["purl"].startswith("pkg:cargo/"))
+crates = [component for component in bom["components"] if component["purl"].startswith("pkg:cargo/")]
+# A crate of this workspace is in no registry, which alone has checksums.
+assert all("licenses" in crate and ("hashes" in crate or crate["name"] == "cnibox-cni") for crate in crates)
 END
 python3 - "$out" <<'END' || fail "the provenance"
 import hashlib, json, os, re, sys
