@@ -73,7 +73,10 @@ pack_rpm() {
     find "$root" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
     stage=$(readlink -f "$work")
     units=$(cd "$root/usr/lib/systemd/system" 2>/dev/null && echo * || echo none)
-    (cd "$root" && find . ! -type d | sed 's,^\.,,' | sort) >"$work/files"
+    # The directories that a minimal system lacks are the package's, too; otherwise its removal leaves them.
+    (cd "$root" && find . ! -type d -printf '/%P\n' -o \( -path './opt/cni*' -o -path './usr/libexec/cni*' \
+        -o -path './usr/lib/NetworkManager*' -o -path './usr/share/doc/?*' -o -path './usr/share/fish*' \
+        -o -path './usr/share/zsh*' -o -path './usr/share/bash-completion*' \) -printf '%%dir /%P\n' | sort) >"$work/files"
     rpmbuild -bb --quiet --target "$rpm" \
         --define "_topdir $stage/rpmbuild" --define "_rpmdir $stage" --define "_buildhost cnibox" \
         --define "_rpmfilename $name-$version-1.$rpm.rpm" --define "_dbpath $stage/rpmdb" \
