@@ -265,7 +265,6 @@ pub const TABLE: &[Assertion] = table! {
     "damage.bandwidth.qdisc" Recommended "2.check.others" "CHECK fails where the shaper is gone" BLIND;
     "damage.sbr.rule" Recommended "2.check.others" "CHECK fails where the rule is gone" BLIND;
     "damage.route-override.gone" Recommended "2.check.others" "CHECK fails where an added route is gone" BLIND;
-    "damage.route-override.other-route" Recommended "2.check.others" "CHECK fails where a route was never added" BLIND;
     "damage.tc-redirect-tap.device" Recommended "2.check.others" "CHECK fails where the tap device is gone" BLIND;
     "damage.tc-redirect-tap.redirect" Recommended "2.check.others" "CHECK fails where the redirects are gone" BLIND;
     "damage.egress.filter" Recommended "2.check.others" "CHECK fails where the filter of the host's end is gone" BLIND;

@@ -92,7 +92,7 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         if subject.is(INTERFACES) {
             forged_check(subject, check)?;
         }
-        if subject.is(&["portmap", "route-override", "firewall"]) {
+        if subject.is(&["portmap", "firewall"]) {
             not_made(subject, check)?;
         }
     }
@@ -196,11 +196,6 @@ fn not_made(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
             "damage.portmap.other-port",
             &mut conf["runtimeConfig"]["portMappings"],
             json!({"hostPort": 8084, "containerPort": 84, "protocol": "tcp"}),
-        ),
-        "route-override" => (
-            "damage.route-override.other-route",
-            &mut conf["addroutes"],
-            json!({"dst": "10.207.7.0/24"}),
         ),
         _ => {
             let mut ip = prev["ips"][0].clone();
