@@ -94,12 +94,14 @@ pub fn ipam(directory: &Path, kind: &str) -> Value {
     }
     let routes = match kind {
         "bridge" | "ptp" => {
-            json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}, {"dst": "10.98.0.0/20", "gw": "10.88.0.1"}, {"dst": "fd98::/40"}])
+            json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}, {"dst": "10.98.0.0/20", "gw": "10.88.0.1"}, {"dst": "fd98::/40", "gw": "fd88::1"}])
         }
         "macvlan" | "ipvlan" => {
-            json!([{"dst": "10.98.0.0/20", "gw": "10.89.0.1"}, {"dst": "fd98::/40"}])
+            json!([{"dst": "10.98.0.0/20", "gw": "10.89.0.1"}, {"dst": "fd98::/40", "gw": "fd89::1"}])
         }
-        _ => json!([{"dst": "10.98.0.0/20", "gw": "10.88.0.1"}, {"dst": "fd98::/40"}]),
+        _ => {
+            json!([{"dst": "10.98.0.0/20", "gw": "10.88.0.1"}, {"dst": "fd98::/40", "gw": "fd88::1"}])
+        }
     };
     json!({"type": "host-local", "ranges": ranges(kind), "routes": routes})
 }
