@@ -30,7 +30,7 @@ pub struct Call {
     /// A working directory that is deleted before the plugin starts.
     directory: Option<PathBuf>,
     has_stderr: bool,
-    is_nobody: bool,
+    is_unprivileged: bool,
 }
 
 /// The exit status and the output of a call.
@@ -57,7 +57,7 @@ impl Call {
             stdin: conf.to_string().into_bytes(),
             directory: None,
             has_stderr: true,
-            is_nobody: false,
+            is_unprivileged: false,
         };
         let directory = path.parent().unwrap_or(Path::new(".")).display().to_string();
         call.env("CNI_COMMAND", verb).env("CNI_PATH", &directory)
@@ -92,8 +92,8 @@ impl Call {
     }
 
     /// Runs the plugin as a user without privileges.
-    pub fn as_nobody(mut self) -> Call {
-        self.is_nobody = true;
+    pub fn without_privileges(mut self) -> Call {
+        self.is_unprivileged = true;
         self
     }
 
@@ -102,7 +102,7 @@ impl Call {
         let env: Vec<String> =
             self.env.iter().map(|(key, value)| format!("{key}={}", quoted(value))).collect();
         let stdin = String::from_utf8_lossy(&self.stdin);
-        let user = if self.is_nobody { "setpriv --reuid 65534 --clear-groups " } else { "" };
+        let user = if self.is_unprivileged { "setpriv --reuid 65534 --clear-groups " } else { "" };
         let (stdin, env) = (quoted(&stdin), env.join(" "));
         format!("echo {stdin} | env {env} {user}{}", self.plugin.display())
     }
@@ -112,7 +112,7 @@ impl Call {
         command.env_clear().env("PATH", std::env::var("PATH").unwrap_or_default());
         command.envs(self.env.iter().map(|(key, value)| (key, value)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        if self.is_nobody {
+        if self.is_unprivileged {
             command.uid(NOBODY);
         }
         let (directory, has_stderr) = (self.directory.clone(), self.has_stderr);

@@ -156,9 +156,10 @@ fn forged_check(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let Some((at, result)) = add(subject)? else { return Ok(()) };
     let mut forged = Vec::new();
     for (number, interface) in results::list(&result, "interfaces").enumerate() {
-        let name = match interface["name"] == at.ifname {
-            true => "damage.interface-other",
-            false => "damage.host-interface-other",
+        let name = if interface["name"] == at.ifname {
+            "damage.interface-other"
+        } else {
+            "damage.host-interface-other"
         };
         forged.push((name, format!("/interfaces/{number}/name"), "nowhere0"));
         if interface["mac"].as_str().is_some_and(|mac| !mac.is_empty()) {
@@ -191,17 +192,16 @@ fn forged_check(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
 fn not_made(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let Some((at, result)) = add(subject)? else { return Ok(()) };
     let (mut conf, mut prev) = (subject.conf.clone(), result.clone());
-    let (id, list, entry) = match subject.kind.name {
-        "portmap" => (
+    let (id, list, entry) = if subject.is(&["portmap"]) {
+        (
             "damage.portmap.other-port",
             &mut conf["runtimeConfig"]["portMappings"],
             json!({"hostPort": 8084, "containerPort": 84, "protocol": "tcp"}),
-        ),
-        _ => {
-            let mut ip = prev["ips"][0].clone();
-            ip["address"] = json!("10.88.200.9/16");
-            ("damage.firewall.other-address", &mut prev["ips"], ip)
-        }
+        )
+    } else {
+        let mut ip = prev["ips"][0].clone();
+        ip["address"] = json!("10.88.200.9/16");
+        ("damage.firewall.other-address", &mut prev["ips"], ip)
     };
     if let Some(list) = list.as_array_mut() {
         list.push(entry);

@@ -22,7 +22,7 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     check.succeeds_silently(["status.succeeds", "status.silent"], status)?;
     let is_ipam = subject.is(&["loopback"]) || subject.kind.profile == Profile::Ipam;
     // A user namespace has no other user, and another user may not reach the plugin's file.
-    if !is_ipam && let Ok(status) = subject.plain("STATUS").as_nobody().run() {
+    if !is_ipam && let Ok(status) = subject.plain("STATUS").without_privileges().run() {
         let status = check.fails("status.unprivileged", Ok(status))?;
         told(&status, check);
     }
