@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Answer, Attachment, Check, Profile, Result, Subject, VALID, leftovers, lost};
+use crate::profiles::KINDS;
 use crate::world;
 
 /// Networks with leases of their own in one directory: name, bridge, subnet, and the last of the
@@ -20,9 +21,13 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     subject.prepare()?;
     let status = subject.plain("STATUS").run();
     check.succeeds_silently(["status.succeeds", "status.silent"], status)?;
-    let is_ipam = subject.is(&["loopback"]) || subject.kind.profile == Profile::Ipam;
-    // A user namespace has no other user, and another user may not reach the plugin's file.
-    if !is_ipam && let Ok(status) = subject.plain("STATUS").without_privileges().run() {
+    // Only of known types it is known that they change the network of the node. A user namespace
+    // has no other user, and another user may not reach the plugin's file.
+    if KINDS.iter().any(|kind| kind.name == subject.kind.name)
+        && matches!(subject.kind.profile, Profile::Interface | Profile::Chained)
+        && !subject.is(&["loopback"])
+        && let Ok(status) = subject.plain("STATUS").without_privileges().run()
+    {
         let status = check.fails("status.unprivileged", Ok(status))?;
         told(&status, check);
     }
