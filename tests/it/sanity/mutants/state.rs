@@ -123,8 +123,8 @@ const V1_1_0: &[Row] = rows! { "1.1.0"
     "portmap" "CHECK" "damage.portmap.flushed" "exit 0";
     "firewall" "CHECK" "damage.firewall.flushed" "exit 0";
     "portmap" "DEL" "damage.flushed.del" "exit 1";
-    "firewall" "ADD" "damage.flushed.add" "touch /run/call.$$; [ $(ls /run/call.* | wc -l) -lt 3 ] || exit 1; run";
-    "portmap" "ADD" "damage.flushed.traffic" r#"touch /run/call.$$; [ $(ls /run/call.* | wc -l) -lt 3 ] || in=$(echo "$in" | sed 's/"hostPort":8080/"hostPort":8090/'); run"#;
+    "firewall" "ADD" "damage.flushed.add" "touch /run/call.$$; [ $(ls /run/call.* | wc -l) -lt 4 ] || exit 1; run";
+    "portmap" "ADD" "damage.flushed.traffic" r#"touch /run/call.$$; [ $(ls /run/call.* | wc -l) -lt 4 ] || in=$(echo "$in" | sed 's/"hostPort":8080/"hostPort":8090/'); run"#;
     "portmap" "DEL" "damage.flushed.leaves-nothing" "run; touch /run/left.$$";
     "portmap" "GC" "gc.removes-stale" "exit 0";
     "portmap" "GC" "gc.keeps-valid" r#"in=$(echo "$in" | sed 's/"containerID":"c1"/"containerID":"c2"/'); run"#;
