@@ -26,7 +26,13 @@ fn sound() -> TempDir {
     let mut install = Command::new(executable());
     let output = install.args(["install", "--no-verify"]).arg(directory.path()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    open(&directory);
     directory
+}
+
+/// Another user may run the plugins too: STATUS must tell that this user may not change the network.
+fn open(directory: &TempDir) {
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
 /// The exit status and the report of a run.
@@ -124,6 +130,7 @@ fn plugins_that_need_kernel_modules_conform() {
 /// A plugin directory with the mutant; the other types are correct.
 fn make(mutant: &Mutant, sound: &Path) -> TempDir {
     let directory = tempfile::tempdir().unwrap();
+    open(&directory);
     for entry in fs::read_dir(sound).unwrap() {
         let name = entry.unwrap().file_name();
         if name != mutant.kind {

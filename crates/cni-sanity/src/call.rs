@@ -15,6 +15,9 @@ use super::{Result, context, kill};
 /// The time limit of a plugin.
 const LIMIT: Duration = Duration::from_secs(20);
 
+/// The user without privileges: the kernel's `overflowuid`.
+const NOBODY: u32 = 65534;
+
 /// The interval of polling for the plugin's exit.
 const TICK: Duration = Duration::from_millis(2);
 
@@ -27,6 +30,7 @@ pub struct Call {
     /// A working directory that is deleted before the plugin starts.
     directory: Option<PathBuf>,
     has_stderr: bool,
+    is_unprivileged: bool,
 }
 
 /// The exit status and the output of a call.
@@ -53,6 +57,7 @@ impl Call {
             stdin: conf.to_string().into_bytes(),
             directory: None,
             has_stderr: true,
+            is_unprivileged: false,
         };
         let directory = path.parent().unwrap_or(Path::new(".")).display().to_string();
         call.env("CNI_COMMAND", verb).env("CNI_PATH", &directory)
@@ -86,12 +91,20 @@ impl Call {
         self
     }
 
+    /// Runs the plugin as a user without privileges.
+    pub fn without_privileges(mut self) -> Call {
+        self.is_unprivileged = true;
+        self
+    }
+
     fn by_hand(&self) -> String {
         let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
         let env: Vec<String> =
             self.env.iter().map(|(key, value)| format!("{key}={}", quoted(value))).collect();
         let stdin = String::from_utf8_lossy(&self.stdin);
-        format!("echo {} | env {} {}", quoted(&stdin), env.join(" "), self.plugin.display())
+        let user = if self.is_unprivileged { "setpriv --reuid 65534 --clear-groups " } else { "" };
+        let (stdin, env) = (quoted(&stdin), env.join(" "));
+        format!("echo {stdin} | env {env} {user}{}", self.plugin.display())
     }
 
     fn command(&self) -> Command {
@@ -99,6 +112,9 @@ impl Call {
         command.env_clear().env("PATH", std::env::var("PATH").unwrap_or_default());
         command.envs(self.env.iter().map(|(key, value)| (key, value)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if self.is_unprivileged {
+            command.uid(NOBODY);
+        }
         let (directory, has_stderr) = (self.directory.clone(), self.has_stderr);
         if directory.is_some() || !has_stderr {
             let prepare = move || {

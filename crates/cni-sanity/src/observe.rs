@@ -8,7 +8,9 @@ use std::path::Path;
 
 use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
 use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
-use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
+use rtnetlink::packet_route::route::{
+    RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteType,
+};
 use rtnetlink::packet_route::rule::{RuleAttribute, RuleMessage};
 use rtnetlink::packet_route::tc::{TcAttribute, TcMessage};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage as Message};
@@ -121,6 +123,18 @@ pub struct Route {
     pub gateway: Option<IpAddr>,
     pub oif: Option<u32>,
     pub table: u32,
+    pub priority: Option<u32>,
+    pub scope: u8,
+    pub mtu: Option<u32>,
+    pub advmss: Option<u32>,
+}
+
+impl Route {
+    /// Whether this is the network of the route.
+    pub fn leads_to(&self, network: IpAddr, prefix: u8) -> bool {
+        let dst = (prefix != 0).then_some(network);
+        (self.dst, self.prefix, self.is_v4) == (dst, prefix, network.is_ipv4())
+    }
 }
 
 /// The unicast routes of the calling thread's namespace, without the kernel's local and broadcast
@@ -144,6 +158,10 @@ fn read_route(message: &RouteMessage) -> Route {
         gateway: None,
         oif: None,
         table: u32::from(message.header.table),
+        priority: None,
+        scope: message.header.scope.into(),
+        mtu: None,
+        advmss: None,
     };
     for attribute in &message.attributes {
         match attribute {
@@ -151,6 +169,16 @@ fn read_route(message: &RouteMessage) -> Route {
             RouteAttribute::Gateway(address) => route.gateway = ip(address),
             RouteAttribute::Oif(index) => route.oif = Some(*index),
             RouteAttribute::Table(table) => route.table = *table,
+            RouteAttribute::Priority(priority) => route.priority = Some(*priority),
+            RouteAttribute::Metrics(metrics) => {
+                for metric in metrics {
+                    match metric {
+                        RouteMetric::Mtu(mtu) => route.mtu = Some(*mtu),
+                        RouteMetric::Advmss(bytes) => route.advmss = Some(*bytes),
+                        _ => {}
+                    }
+                }
+            }
             _ => {}
         }
     }
@@ -189,7 +217,7 @@ impl Snapshot {
                 found.insert(format!("address {ip}/{prefix} of {}", name(index)));
             }
         }
-        for Route { dst, prefix, gateway, oif, table, is_v4 } in routes()? {
+        for Route { dst, prefix, gateway, oif, table, is_v4, .. } in routes()? {
             if matches!(dst, Some(IpAddr::V6(ip)) if ip.is_unicast_link_local() || ip.is_multicast())
             {
                 continue;
@@ -250,12 +278,17 @@ impl Snapshot {
     }
 }
 
-/// The `nf_tables` rules, including those of iptables, each with the number of equal ones.
+/// The `nf_tables` rules, including those of iptables; equal ones are numbered, so that a snapshot
+/// with more of them lacks none.
 fn filter_rules() -> Vec<String> {
     let messages = netlink::filter_rules().unwrap_or_default();
     let mut all: Vec<String> = messages.iter().map(|message| filter_rule(message)).collect();
     all.sort();
-    all.chunk_by(|a, b| a == b).map(|same| format!("{} x {}", same.len(), same[0])).collect()
+    let numbered = |same: &[String]| {
+        let lines = same.iter().zip(1..).map(|(rule, number)| format!("{rule}, number {number}"));
+        lines.collect::<Vec<_>>()
+    };
+    all.chunk_by(|a, b| a == b).flat_map(numbered).collect()
 }
 
 fn filter_rule(message: &[u8]) -> String {

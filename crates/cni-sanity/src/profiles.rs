@@ -93,8 +93,15 @@ pub fn ipam(directory: &Path, kind: &str) -> Value {
         return json!({});
     }
     let routes = match kind {
-        "bridge" | "ptp" => json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]),
-        _ => json!([]),
+        "bridge" | "ptp" => {
+            json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}, {"dst": "10.98.0.0/20", "gw": "10.88.0.1"}, {"dst": "fd98::/40", "gw": "fd88::1"}])
+        }
+        "macvlan" | "ipvlan" => {
+            json!([{"dst": "10.98.0.0/20", "gw": "10.89.0.1"}, {"dst": "fd98::/40", "gw": "fd89::1"}])
+        }
+        _ => {
+            json!([{"dst": "10.98.0.0/20", "gw": "10.88.0.1"}, {"dst": "fd98::/40", "gw": "fd88::1"}])
+        }
     };
     json!({"type": "host-local", "ranges": ranges(kind), "routes": routes})
 }
@@ -123,9 +130,12 @@ pub fn configuration(kind: &Kind, version: &str, directory: &Path) -> Value {
         "portmap" => {
             json!({"capabilities": {"portMappings": true}, "runtimeConfig": {"portMappings": [
             {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
-            {"hostPort": 8081, "containerPort": 81, "protocol": "udp"}]}})
+            {"hostPort": 8081, "containerPort": 81, "protocol": "udp"},
+            {"hostPort": 8083, "containerPort": 83, "protocol": "tcp"}]}})
         }
-        "tuning" => json!({"sysctl": {"net.ipv4.conf.eth0.arp_filter": "1"}, "mtu": 1300}),
+        "tuning" => {
+            json!({"sysctl": {"net.ipv4.conf.eth0.arp_filter": "1", "net.ipv4.conf.eth0.log_martians": "1"}, "mtu": 1300})
+        }
         "bandwidth" => {
             json!({"ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000})
         }

@@ -205,12 +205,12 @@ pub fn delete(name: &str) -> Result<()> {
     context(netlink::change(Message::DelLink(message)), "delete a link")
 }
 
-/// Deletes the IPv4 addresses of a link.
-pub fn delete_addresses(name: &str) -> Result<()> {
+/// Deletes the addresses of this family of a link.
+pub fn delete_addresses(name: &str, family: AddressFamily) -> Result<()> {
     let index = index(name)?;
     delete_all(Message::GetAddress(AddressMessage::default()), |message| match message {
         Message::NewAddress(address)
-            if address.header.index == index && address.header.family == AddressFamily::Inet =>
+            if address.header.index == index && address.header.family == family =>
         {
             Some(Message::DelAddress(address))
         }

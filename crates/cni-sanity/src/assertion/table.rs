@@ -65,6 +65,9 @@ pub const TABLE: &[Assertion] = table! {
     "stdin.no-object-code" Recommended "5.error.codes" "its code is 6" WORDS;
     "stdin.empty" Required "1.conf.object 2.exit" "no configuration at all is refused" BLIND;
     "stdin.empty-code" Recommended "5.error.codes" "its code is 6" WORDS;
+    "stdin.check" Required "1.conf.object 2.exit" "CHECK refuses a configuration that is no JSON" BLIND;
+    "stdin.gc" Required "1.conf.object 2.exit" "so does GC" BLIND;
+    "stdin.status" Required "1.conf.object 2.exit" "and STATUS" BLIND;
     "conf.name-missing" Required "1.conf.name" "a configuration without a name is refused" BLIND;
     "conf.name-code" Recommended "5.error.codes" "its code is 7" WORDS;
     "conf.name-path" Required "1.conf.name" "a network name with a path in it is refused" BLIND;
@@ -101,6 +104,7 @@ pub const TABLE: &[Assertion] = table! {
     "result.ip.version" Required "0.4.0.result" "before 1.0.0 each address has its version, \"4\" or \"6\"" MISREAD;
     "result.ip.no-version" Required "5.result.ips" "from 1.0.0 on no address has a version" MISREAD;
     "result.ip.gateway" Required "5.result.ips" "a gateway is an address" MISREAD;
+    "result.ip.gateway-family" Required "5.result.ips" "of the family of its address" LIE;
     "result.ip.interface" Required "5.result.ips" "an address points into the list of interfaces" MISREAD;
     "result.ip.in-sandbox" Required "5.result.ips" "an address of the container points to an interface in it" LIE;
     "result.old.no-ips" Required "0.2.0.result" "before 0.3.0 there are no ips" MISREAD;
@@ -127,6 +131,8 @@ pub const TABLE: &[Assertion] = table! {
     "add.interface-exists" Required "2.add.exists" "ADD fails where an interface of the name is in the container" ISOLATION;
     "add.interface-exists-keeps" Required "2.add.exists" "and leaves that interface as it is" ISOLATION;
     "add.failure-leaves-nothing" Recommended "2.del.undo" "an ADD that fails leaves nothing on the node" LEAK;
+    "add.twice" Required "2.add.exists" "ADD fails where it is repeated without a DEL" ISOLATION;
+    "add.twice-keeps" Required "2.add.exists" "and leaves what the first made as it is" ISOLATION;
     "add.second-interface" Required "2.add.several" "a container can have several interfaces of a network" TRAFFIC;
     "add.second-interface-address" Required "3.attachment" "each with addresses of its own" ISOLATION;
     "add.second-container" Required "2.add.interface" "a second container can be attached" TRAFFIC;
@@ -164,6 +170,11 @@ pub const TABLE: &[Assertion] = table! {
     "delegation.ipam.addresses-set" Required "4.ipam 5.result.ips" "and on the interface" TRAFFIC;
     "delegation.ipam.routes" Required "4.ipam 5.result.routes" "its routes are in the result" LIE;
     "delegation.ipam.routes-set" Required "4.ipam 5.result.routes" "and in the container" TRAFFIC;
+    "delegation.ipam.route-mtu" Recommended "4.ipam 5.result.routes" "with their mtu" LIE;
+    "delegation.ipam.route-advmss" Recommended "4.ipam 5.result.routes" "their advmss" LIE;
+    "delegation.ipam.route-priority" Recommended "4.ipam 5.result.routes" "their priority" LIE;
+    "delegation.ipam.route-table" Recommended "4.ipam 5.result.routes" "in their table" LIE;
+    "delegation.ipam.route-scope" Recommended "4.ipam 5.result.routes" "and with their scope" LIE;
     "delegation.ipam.dns" Recommended "1.conf.well-known 5.result.dns" "its dns is in the result" LIE;
     "delegation.ipam.check" Required "4.verbs" "CHECK asks the IPAM plugin" BLIND;
     "delegation.ipam.check-fails" Recommended "2.check.delegate 4.errors" "CHECK fails where the IPAM plugin's does" BLIND;
@@ -241,6 +252,7 @@ pub const TABLE: &[Assertion] = table! {
     "damage.route-other" Recommended "2.check.resources" "CHECK fails where the result has another route" BLIND;
     "damage.mac-other" Recommended "2.check.resources" "CHECK fails where the result has another mac" BLIND;
     "damage.interface-other" Required "2.check.prev-result" "CHECK fails where the result has another interface" BLIND;
+    "damage.host-interface-other" Recommended "2.check.prev-result" "CHECK fails where the result has another interface of the node" BLIND;
     "damage.del" Required "2.del.twice" "DEL succeeds whatever is damaged" STUCK;
     "damage.leaves-nothing" Recommended "2.del.best-effort 2.del.undo" "and leaves nothing on the node" LEAK;
     "damage.forged-interface" Required "3.attachment" "DEL does not delete the node's uplink, whatever prevResult says" ISOLATION;
@@ -259,7 +271,9 @@ pub const TABLE: &[Assertion] = table! {
     "damage.egress.flushed" Recommended "2.check.others" "CHECK fails where the rules of the policy are gone" BLIND;
     "damage.vrf.gone" Recommended "2.check.others" "CHECK fails where the VRF is gone" BLIND;
     "damage.portmap.flushed" Recommended "2.check.others" "CHECK fails where the rules of the ports are gone" BLIND;
+    "damage.portmap.other-port" Recommended "2.check.others" "CHECK fails where a port was never mapped" BLIND;
     "damage.firewall.flushed" Recommended "2.check.others" "CHECK fails where the rules are gone" BLIND;
+    "damage.firewall.other-address" Recommended "2.check.others" "CHECK fails where the rules of one address are missing" BLIND;
     "damage.flushed.del" Required "2.del.twice" "DEL succeeds after all rules of the packet filter were flushed" STUCK;
     "damage.flushed.add" Required "2.add.interface" "ADD succeeds then" TRAFFIC;
     "damage.flushed.traffic" Recommended "own" "and does what it is for" TRAFFIC;
@@ -306,12 +320,14 @@ pub const TABLE: &[Assertion] = table! {
     "gc.keeps-valid" Required "2.gc.valid" "the valid one is whole afterwards" ISOLATION;
     "gc.other-network" Required "2.gc.valid" "and so is an attachment to another network" ISOLATION;
     "gc.releases-stale" Recommended "2.gc.remove" "the address of the other can be given out again, though its container has a valid interface of another name" LEAK;
+    "gc.removes-stale" Recommended "2.gc.remove" "what a chained plugin made on the node for an attachment that is not in the list is gone" LEAK;
     "status.succeeds" Required "2.status.ready" "STATUS succeeds where ADD works" STUCK;
     "status.silent" Recommended "practice" "and prints nothing" MISREAD;
     "status.ipam-missing" Recommended "2.status.not-ready" "STATUS fails where the IPAM plugin is missing" BLIND;
     "status.error" Required "2.status.not-ready" "a STATUS that fails prints an error object" WORDS;
     "status.daemon" Recommended "2.status.daemon" "STATUS fails where the daemon does not run" BLIND;
     "status.exhausted" Recommended "2.status.exhausted" "STATUS fails where all addresses are given out" BLIND;
+    "status.unprivileged" Recommended "2.status.not-ready" "STATUS fails where the plugin may not change the network" BLIND;
     "status.others" Recommended "2.status.others" "after a STATUS that failed GC and ADD work" TRAFFIC;
 
     "ipam.no-interfaces" Required "5.ipam" "an IPAM plugin's result has no interfaces" MISREAD;
@@ -326,6 +342,7 @@ pub const TABLE: &[Assertion] = table! {
     "ipam.del-keeps-similar" Required "3.attachment" "DEL of c1 keeps the addresses of c10, and that of eth1 those of eth10" ISOLATION;
     "ipam.range" Recommended "own" "an address is from the range" LIE;
     "ipam.full" Required "2.exit 4.ipam" "ADD fails when all addresses are given out" ISOLATION;
+    "ipam.add-twice-keeps" Required "4.ipam" "an ADD that is repeated does not release the address" ISOLATION;
     "ipam.reused" Required "2.exit 2.del.undo" "a released address is given out again" LEAK;
     "ipam.concurrent" Required "3.concurrent" "sixteen at once get addresses" TRAFFIC;
     "ipam.concurrent-unique" Required "3.locks" "each its own" ISOLATION;
@@ -352,6 +369,10 @@ pub const TABLE: &[Assertion] = table! {
     "chained.keeps-options" Required "5.result.prev-result 2.add.prev-result" "and its options" LIE;
     "chained.del-keeps-the-others" Required "3.attachment" "DEL leaves alone what plugins before it made" ISOLATION;
     "chained.add-after-del" Recommended "2.del.undo" "ADD succeeds again after DEL while the interface is there" LEAK;
+    "chained.add-twice-keeps" Recommended "practice" "a repeated ADD, whether it succeeds or not, leaves what the first made" TRAFFIC;
+    "chained.keeps-other-interface" Recommended "3.attachment" "ADD and DEL of another interface in the network leave what is of the first" ISOLATION;
+    "chained.keeps-other-network" Required "3.attachment" "nor does another interface in another network take anything of it" ISOLATION;
+    "chained.keeps-other-container" Required "3.attachment" "nor does another container" ISOLATION;
     "chained.no-prev-result" Recommended "practice" "ADD without a prevResult fails" BLIND;
 
     "faults.killed-add.del" Recommended "2.del.best-effort" "DEL succeeds after an ADD that was killed" STUCK;

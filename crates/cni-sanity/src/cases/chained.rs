@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde_json::{Value, json};
 
-use super::{Answer, Attachment, Check, Result, Subject, results};
-use crate::observe;
+use super::{Answer, Attachment, Check, Result, Subject, leftovers, lost, results};
+use crate::observe::{self, Snapshot};
 use crate::profiles::merge;
 use crate::traffic::{LIMIT, MOMENT, tcp, udp};
 use crate::world::{self, NODE, OUTSIDE};
@@ -35,10 +35,7 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     // still run.
     left.retain(|line| !subject.is(&["egress"]) || !line.starts_with("qdisc ingress of "));
     check.none("del.leaves-nothing", &left);
-    let mut lost = before.without(&now);
-    // noqueue is the default of the kernel: a qdisc that has replaced it is a leftover.
-    lost.retain(|line| !line.starts_with("qdisc noqueue"));
-    check.none("chained.del-keeps-the-others", &lost);
+    check.none("chained.del-keeps-the-others", &lost(&before, &now));
     check.none("del.leaves-nothing-inside", &at.netns.snapshot()?.without(&inside));
     check.succeeds("del.twice", subject.del(&at, Some(result)))?;
     check.succeeds("del.no-prev-result", subject.del(&at, None))?;
@@ -50,7 +47,83 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     subject.bridge("DEL", &at, subject.prev(Some(&prev)))?;
     at.netns.remove()?;
     check.succeeds("del.netns-gone", subject.run("DEL", &at, added))?;
-    handed_on(subject, check)
+    handed_on(subject, check)?;
+    neighbours(subject, check)
+}
+
+/// ADD is repeated without a DEL; another attachment comes and goes: an interface of the same
+/// container in the same network, one in another network, and one of another container.
+fn neighbours(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
+    let (second, other) = (subject.second(), json!({"name": "sanity-other"}));
+    if subject.asks("chained.add-twice-keeps") {
+        repeated(subject, check)?;
+    }
+    for (id, neighbour, is_inside) in [
+        ("chained.keeps-other-interface", second.with(json!({})), true),
+        ("chained.keeps-other-network", second.with(other), true),
+        ("chained.keeps-other-container", second, false),
+    ] {
+        if !subject.asks(id) {
+            continue;
+        }
+        let empty = world::snapshot()?;
+        let first = subject.container_of("c1")?;
+        let added = subject.add(&first)?;
+        let mut at = Attachment { ifname: "eth1", ..first.clone() };
+        if is_inside {
+            at.prev = Some(subject.add_bridge(&at)?);
+        } else {
+            at = subject.container_of("c10")?;
+        }
+        let before = (&world::snapshot()?, &first.netns.snapshot()?);
+        let next = neighbour.add(&at)?;
+        keeps(id, subject, &first, before, &next, check)?;
+        let deleted = neighbour.del(&at, next.result())?;
+        keeps(id, subject, &first, before, &deleted, check)?;
+        if is_inside {
+            subject.bridge("DEL", &at, subject.prev(at.prev.as_ref()))?;
+        } else {
+            neighbour.end(&at, next.result())?;
+        }
+        subject.end(&first, added.result())?;
+        // The kernel deletes the pairs of a namespace later.
+        leftovers(&empty)?;
+    }
+    Ok(())
+}
+
+fn repeated(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
+    let at = subject.container()?;
+    let added = subject.add(&at)?;
+    let before = (&world::snapshot()?, &at.netns.snapshot()?);
+    let again = subject.add(&at)?;
+    keeps("chained.add-twice-keeps", subject, &at, before, &again, check)?;
+    subject.end(&at, added.result()).map(drop)
+}
+
+/// After a call for another attachment all is there that was there before, and a mapped port still
+/// leads to the container.
+fn keeps(
+    id: &str,
+    subject: &Subject<'_>,
+    at: &Attachment,
+    (node, inside): (&Snapshot, &Snapshot),
+    answer: &Answer,
+    check: &mut Check,
+) -> Result<()> {
+    let mut gone = lost(node, &world::snapshot()?);
+    gone.extend(lost(inside, &at.netns.snapshot()?));
+    // The plugin changes the other interface.
+    gone.retain(|line| !line.contains("eth1"));
+    check.effect(id, answer, gone.is_empty(), || gone.join("; "));
+    if subject.is(&["portmap"]) {
+        for ip in NODE {
+            let to = SocketAddr::new(ip, 8080);
+            let peer = tcp(&world::outside(), to, &at.netns, 80, LIMIT)?;
+            check.effect(id, answer, peer.is_some(), || format!("no connection to {to}"));
+        }
+    }
+    Ok(())
 }
 
 /// ADD, DEL, and both again on the same interface; returns whether the first ADD succeeded. Objects
@@ -175,11 +248,13 @@ fn effect(
     match subject.kind.name {
         "portmap" => ports(at, check)?,
         "tuning" => {
-            let path = "/proc/sys/net/ipv4/conf/eth0/arp_filter";
-            let value = at.netns.run(|| Ok(fs::read_to_string(path)?))?;
-            check.that("tuning.sysctl", value.trim() == "1", || {
-                format!("arp_filter is {}", value.trim())
-            });
+            for name in ["arp_filter", "log_martians"] {
+                let path = format!("/proc/sys/net/ipv4/conf/eth0/{name}");
+                let value = at.netns.run(|| Ok(fs::read_to_string(path)?))?;
+                check.that("tuning.sysctl", value.trim() == "1", || {
+                    format!("{name} is {}", value.trim())
+                });
+            }
             let mtu = at.netns.link(at.ifname)?.map(|link| link.mtu);
             check.that("tuning.mtu", mtu == Some(1300), || format!("{mtu:?}"));
         }
@@ -262,9 +337,11 @@ fn ports(at: &Attachment, check: &mut Check) -> Result<()> {
     let ids = [["portmap.tcp4", "portmap.udp4"], ["portmap.tcp6", "portmap.udp6"]];
     let outside = world::outside();
     for (ip, [over_tcp, over_udp]) in NODE.into_iter().zip(ids) {
-        let to = SocketAddr::new(ip, 8080);
-        let peer = tcp(&outside, to, &at.netns, 80, LIMIT)?;
-        check.that(over_tcp, peer.is_some(), || format!("no connection from outside to {to}"));
+        for (host, container) in [(8080, 80), (8083, 83)] {
+            let to = SocketAddr::new(ip, host);
+            let peer = tcp(&outside, to, &at.netns, container, LIMIT)?;
+            check.that(over_tcp, peer.is_some(), || format!("no connection from outside to {to}"));
+        }
         let to = SocketAddr::new(ip, 8081);
         let is_answered = udp(&outside, to, &at.netns, 81, LIMIT)?;
         check.that(over_udp, is_answered, || format!("no answer from {to}"));

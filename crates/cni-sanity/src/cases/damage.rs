@@ -4,6 +4,7 @@ use std::fs;
 use std::net::SocketAddr;
 
 use rtnetlink::LinkMessageBuilder;
+use rtnetlink::packet_route::AddressFamily;
 use serde_json::{Value, json};
 
 use super::{Attachment, Check, Netns, Result, Subject, leftovers, results};
@@ -18,7 +19,7 @@ const INTERFACES: &[&str] =
 const VIRTUAL: &[&str] = &["bridge", "ptp", "macvlan", "ipvlan", "vlan", "bond", "dummy", "tap"];
 
 /// Ids of containers, one for each damage of a type.
-const IDS: [&str; 8] = [
+const IDS: [&str; 10] = [
     "damaged-a",
     "damaged-b",
     "damaged-c",
@@ -27,6 +28,8 @@ const IDS: [&str; 8] = [
     "damaged-f",
     "damaged-g",
     "damaged-h",
+    "damaged-i",
+    "damaged-j",
 ];
 
 /// Damages an object of an attachment, given its container and its result.
@@ -34,8 +37,15 @@ type Damage = fn(&Netns, &Value) -> Result<()>;
 
 /// Assertions about CHECK, the types that they apply to, and the damage.
 const DAMAGES: &[(&str, &[&str], Damage)] = &[
-    ("damage.address-gone", INTERFACES, |at, _| at.run(|| world::delete_addresses("eth0"))),
+    ("damage.address-gone", INTERFACES, |at, _| {
+        at.run(|| world::delete_addresses("eth0", AddressFamily::Inet))
+    }),
+    ("damage.address-gone", INTERFACES, |at, _| {
+        at.run(|| world::delete_addresses("eth0", AddressFamily::Inet6))
+    }),
     ("damage.route-gone", &["bridge", "ptp"], |at, _| at.run(|| world::delete_routes(0))),
+    ("damage.route-gone", INTERFACES, |at, _| at.run(|| world::delete_routes(20))),
+    ("damage.route-gone", INTERFACES, |at, _| at.run(|| world::delete_routes(40))),
     ("damage.other-kind", VIRTUAL, |at, _| {
         at.run(|| world::delete("eth0").and_then(|()| world::make_pair("eth0", "eth9")))
     }),
@@ -47,6 +57,9 @@ const DAMAGES: &[(&str, &[&str], Damage)] = &[
     ("damage.tuning.sysctl", &["tuning"], |at, _| {
         at.run(|| Ok(fs::write("/proc/sys/net/ipv4/conf/eth0/arp_filter", "0")?))
     }),
+    ("damage.tuning.sysctl", &["tuning"], |at, _| {
+        at.run(|| Ok(fs::write("/proc/sys/net/ipv4/conf/eth0/log_martians", "0")?))
+    }),
     ("damage.tuning.mtu", &["tuning"], |at, _| {
         at.run(|| world::set_link("eth0", |link| link.mtu(1290)))
     }),
@@ -54,6 +67,9 @@ const DAMAGES: &[(&str, &[&str], Damage)] = &[
     ("damage.sbr.rule", &["sbr"], |at, _| at.run(world::delete_source_rules)),
     ("damage.route-override.gone", &["route-override"], |at, _| {
         at.run(|| world::delete_routes(24))
+    }),
+    ("damage.route-override.gone", &["route-override"], |at, _| {
+        at.run(|| world::delete_routes(48))
     }),
     ("damage.tc-redirect-tap.device", &["tc-redirect-tap"], |at, _| {
         at.run(|| world::delete("tap0"))
@@ -75,6 +91,9 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         damages(subject, check)?;
         if subject.is(INTERFACES) {
             forged_check(subject, check)?;
+        }
+        if subject.is(&["portmap", "firewall"]) {
+            not_made(subject, check)?;
         }
     }
     if subject.is(INTERFACES) {
@@ -132,35 +151,62 @@ fn add(subject: &Subject<'_>) -> Result<Option<(Attachment, Value)>> {
     Ok(added.result().cloned().map(|result| (at, result)))
 }
 
-/// CHECK with a prevResult that contains objects that never existed.
+/// CHECK with a prevResult of which one entry never existed.
 fn forged_check(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let Some((at, result)) = add(subject)? else { return Ok(()) };
-    let mut other = result.clone();
-    other["ips"][0]["address"] = json!("10.200.0.9/16");
-    let mut route = result.clone();
-    route["routes"] = json!([{"dst": "10.201.0.0/16"}]);
-    let with = |key: &str, value: &str| {
-        let mut forged = result.clone();
-        for interface in forged["interfaces"].as_array_mut().into_iter().flatten() {
-            interface[key] = json!(value);
+    let mut forged = Vec::new();
+    for (number, interface) in results::list(&result, "interfaces").enumerate() {
+        let name = if interface["name"] == at.ifname {
+            "damage.interface-other"
+        } else {
+            "damage.host-interface-other"
+        };
+        forged.push((name, format!("/interfaces/{number}/name"), "nowhere0"));
+        if interface["mac"].as_str().is_some_and(|mac| !mac.is_empty()) {
+            let mac = format!("/interfaces/{number}/mac");
+            forged.push(("damage.mac-other", mac, "02:00:5e:00:53:99"));
         }
-        forged
-    };
-    let mut inside = result.clone();
-    let mut of_container = inside["interfaces"].as_array_mut().into_iter().flatten();
-    if let Some(own) = of_container.find(|one| one["name"] == at.ifname) {
-        own["mac"] = json!("02:00:5e:00:53:99");
     }
-    for (id, forged) in [
-        ("damage.mac-other", inside),
-        ("damage.address-other", other),
-        ("damage.route-other", route),
-        ("damage.mac-other", with("mac", "02:00:5e:00:53:99")),
-        ("damage.interface-other", with("name", "nowhere0")),
+    for (list, key, id, others) in [
+        ("ips", "address", "damage.address-other", ["10.200.0.9/16", "fd20::9/64"]),
+        ("routes", "dst", "damage.route-other", ["10.201.0.0/16", "fd21::/48"]),
     ] {
-        check.fails(id, subject.run("CHECK", &at, Some(&forged)))?;
+        for (number, entry) in results::list(&result, list).enumerate() {
+            let is_v6 = entry[key].as_str().is_some_and(|text| text.contains(':'));
+            forged.push((id, format!("/{list}/{number}/{key}"), others[usize::from(is_v6)]));
+        }
+    }
+    for (id, path, value) in forged {
+        let mut other = result.clone();
+        if let Some(entry) = other.pointer_mut(&path) {
+            *entry = json!(value);
+        }
+        let checked = subject.run("CHECK", &at, Some(&other))?;
+        check.effect(id, &checked, checked.failed(), || format!("{path} is not {value}"));
     }
     check.succeeds("damage.none", subject.run("CHECK", &at, Some(&result)))?;
+    subject.end(&at, Some(&result)).map(drop)
+}
+
+/// CHECK of a chained plugin, with one entry more than ADD had.
+fn not_made(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
+    let Some((at, result)) = add(subject)? else { return Ok(()) };
+    let (mut conf, mut prev) = (subject.conf.clone(), result.clone());
+    let (id, list, entry) = if subject.is(&["portmap"]) {
+        (
+            "damage.portmap.other-port",
+            &mut conf["runtimeConfig"]["portMappings"],
+            json!({"hostPort": 8084, "containerPort": 84, "protocol": "tcp"}),
+        )
+    } else {
+        let mut ip = prev["ips"][0].clone();
+        ip["address"] = json!("10.88.200.9/16");
+        ("damage.firewall.other-address", &mut prev["ips"], ip)
+    };
+    if let Some(list) = list.as_array_mut() {
+        list.push(entry);
+    }
+    check.fails(id, Subject { conf, ..*subject }.run("CHECK", &at, Some(&prev)))?;
     subject.end(&at, Some(&result)).map(drop)
 }
 

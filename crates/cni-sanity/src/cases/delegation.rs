@@ -2,19 +2,34 @@
 //! delegate.
 
 use std::fs;
+use std::net::{IpAddr, Ipv4Addr};
 
 use serde_json::{Value, json};
 
 use super::values::SUBNET;
 use super::{Answer, Attachment, Call, Check, Result, Subject, VALID, leftovers, results};
+use crate::observe;
 use crate::recorder::{KILLED, NAME, Recorded, Recorder, WORDS};
-use crate::world;
+use crate::world::{self, OUTSIDE};
 
 const ARGS: &str = "IgnoreUnknown=1;K8S_POD_NAME=web";
 
 /// An error that no other plugin returns.
 const REFUSAL: &str =
     r#"{"cniVersion": "1.0.0", "code": 111, "msg": "no room", "details": "at the inn"}"#;
+
+/// The gateway of bridge in the results of the recorder.
+const BRIDGE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 88, 0, 1));
+
+/// Keys of routes since 1.1.0: assertion, key, and a value that the kernel takes with a gateway.
+/// Scope 200 is that of a site.
+const ROUTE_KEYS: [(&str, &str, u32); 5] = [
+    ("delegation.ipam.route-mtu", "mtu", 1400),
+    ("delegation.ipam.route-advmss", "advmss", 1300),
+    ("delegation.ipam.route-priority", "priority", 77),
+    ("delegation.ipam.route-table", "table", 177),
+    ("delegation.ipam.route-scope", "scope", 200),
+];
 
 pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let recorder = Recorder::install("/run/recorder")?;
@@ -73,7 +88,19 @@ impl Stage<'_> {
             ips[0]["version"] = json!("4");
             ips[1]["version"] = json!("6");
         }
-        json!({"cniVersion": self.subject.version, "ips": ips, "routes": [{"dst": "10.123.0.0/16"}],
+        let gateway = if self.subject.is(&["macvlan", "ipvlan"]) { OUTSIDE[0] } else { BRIDGE };
+        let mut routes = vec![
+            json!({"dst": "10.123.0.0/16"}),
+            json!({"dst": "10.124.0.0/16", "gw": gateway}),
+            json!({"dst": "fd23::/48"}),
+        ];
+        if self.subject.since("1.1.0") {
+            for (number, (_, key, value)) in (130..).zip(ROUTE_KEYS) {
+                let dst = format!("10.{number}.0.0/16");
+                routes.push(json!({"dst": dst, "gw": gateway, key: value}));
+            }
+        }
+        json!({"cniVersion": self.subject.version, "ips": ips, "routes": routes,
             "dns": {"nameservers": ["10.1.2.3"]}})
     }
 
@@ -165,23 +192,60 @@ impl Stage<'_> {
         result: &Value,
         check: &mut Check,
     ) -> Result<()> {
-        let (given, named) = (results::addresses(given), results::addresses(result));
-        let are_named = given.iter().all(|ip| named.contains(ip));
-        check.effect("delegation.ipam.addresses", added, are_named, || format!("not {given:?}"));
-        let inside = at.netns.run(crate::observe::addresses)?;
-        let are_set = given.iter().all(|(ip, _)| inside.iter().any(|known| known.ip == *ip));
+        let (ips, named) = (results::addresses(given), results::addresses(result));
+        let are_named = ips.iter().all(|ip| named.contains(ip));
+        check.effect("delegation.ipam.addresses", added, are_named, || format!("not {ips:?}"));
+        let inside = at.netns.run(observe::addresses)?;
+        let are_set = ips.iter().all(|(ip, _)| inside.iter().any(|known| known.ip == *ip));
         check.effect("delegation.ipam.addresses-set", added, are_set, || {
-            format!("not all of {given:?} are in the container")
+            format!("not all of {ips:?} are in the container")
         });
-        let is_named = result["routes"].to_string().contains("10.123.0.0/16");
-        let missing = || "no route to 10.123.0.0/16".to_owned();
-        check.effect("delegation.ipam.routes", added, is_named, missing);
-        let is_set = at.netns.snapshot()?.has("\"10.123.0.0\"/16");
-        check.effect("delegation.ipam.routes-set", added, is_set, missing);
+        Stage::routes(at, given, added, result, check)?;
         let is_named = result["dns"]["nameservers"] == json!(["10.1.2.3"]);
         check.effect("delegation.ipam.dns", added, is_named, || {
             format!("dns is {}, without 10.1.2.3", result["dns"])
         });
+        Ok(())
+    }
+
+    /// Each route is in the result and in the container, with all of its keys.
+    fn routes(
+        at: &Attachment,
+        given: &Value,
+        added: &Answer,
+        result: &Value,
+        check: &mut Check,
+    ) -> Result<()> {
+        let inside = at.netns.run(observe::routes)?;
+        for route in results::list(given, "routes") {
+            let Some((dst, prefix)) = results::prefix(&route["dst"]) else { continue };
+            let missing = || format!("no route {route}");
+            let has_all = |named: &Value| {
+                route.as_object().is_some_and(|keys| keys.iter().all(|(k, v)| named[k] == *v))
+            };
+            let is_named = results::list(result, "routes").any(has_all);
+            check.effect("delegation.ipam.routes", added, is_named, missing);
+            let set = inside.iter().find(|known| known.leads_to(dst, prefix));
+            let gateway = results::ip(&route["gw"]);
+            let is_set = set.is_some_and(|set| gateway.is_none() || set.gateway == gateway);
+            check.effect("delegation.ipam.routes-set", added, is_set, missing);
+            for (id, key, value) in ROUTE_KEYS {
+                if !route[key].is_null()
+                    && let Some(set) = set
+                {
+                    let found = match key {
+                        "mtu" => set.mtu,
+                        "advmss" => set.advmss,
+                        "priority" => set.priority,
+                        "table" => Some(set.table),
+                        _ => Some(u32::from(set.scope)),
+                    };
+                    check.effect(id, added, found == Some(value), || {
+                        format!("the {key} of the route to {dst}/{prefix} is {found:?}")
+                    });
+                }
+            }
+        }
         Ok(())
     }
 

@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{Answer, Attachment, Check, Profile, Result, Subject, VALID};
+use super::{Answer, Attachment, Check, Profile, Result, Subject, VALID, leftovers, lost};
+use crate::profiles::KINDS;
 use crate::world;
 
 /// Networks with leases of their own in one directory: name, bridge, subnet, and the last of the
@@ -20,6 +21,16 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     subject.prepare()?;
     let status = subject.plain("STATUS").run();
     check.succeeds_silently(["status.succeeds", "status.silent"], status)?;
+    // Only of known types it is known that they change the network of the node. A user namespace
+    // has no other user, and another user may not reach the plugin's file.
+    if KINDS.iter().any(|kind| kind.name == subject.kind.name)
+        && matches!(subject.kind.profile, Profile::Interface | Profile::Chained)
+        && !subject.is(&["loopback"])
+        && let Ok(status) = subject.plain("STATUS").without_privileges().run()
+    {
+        let status = check.fails("status.unprivileged", Ok(status))?;
+        told(&status, check);
+    }
     let empty = subject.with(json!({VALID: []}));
     check.succeeds_silently(["gc.succeeds", "gc.silent"], empty.plain("GC").run())?;
     check.succeeds("gc.twice", empty.plain("GC").run())?;
@@ -32,6 +43,9 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     if has_leases && subject.kind.profile != Profile::Foreign && !is_single {
         leases(subject, check)?;
         exhausted(&network(subject, SMALL), check)?;
+    }
+    if subject.kind.profile == Profile::Chained {
+        stale(subject, check)?;
     }
     Ok(())
 }
@@ -72,6 +86,30 @@ fn exhausted(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let status = check.fails("status.exhausted", subject.plain("STATUS").run())?;
     told(&status, check);
     subject.del(&at, added.json.as_ref()).map(drop)
+}
+
+/// GC of a chained plugin removes what a stale attachment has on the node, and keeps what a valid
+/// one has.
+fn stale(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
+    let (valid, stale) = (subject.container_of("c1")?, subject.container_of("c10")?);
+    let kept = subject.add(&valid)?;
+    let (before, inside) = (world::snapshot()?, valid.netns.snapshot()?);
+    let added = subject.second().add(&stale)?;
+    if let Some(failed) = [kept, added].iter().find(|added| !added.succeeded()) {
+        check.of("gc.setup", failed, false);
+        return Ok(());
+    }
+    let list = json!([{"containerID": valid.id, "ifname": valid.ifname}]);
+    let collected = subject.with(json!({VALID: list})).plain("GC").run();
+    let collected = check.succeeds("gc.collects", collected)?;
+    let mut gone = lost(&before, &world::snapshot()?);
+    gone.extend(lost(&inside, &valid.netns.snapshot()?));
+    check.effect("gc.keeps-valid", &collected, gone.is_empty(), || gone.join("; "));
+    let mut left = leftovers(&before)?;
+    // Of a policy the filter stays, until the container's interface is gone.
+    left.retain(|line| !subject.is(&["egress"]) || !line.starts_with("qdisc ingress of "));
+    check.effect("gc.removes-stale", &collected, left.is_empty(), || left.join("; "));
+    Ok(())
 }
 
 /// GC releases the addresses of stale attachments, and keeps that of a valid one, and those of

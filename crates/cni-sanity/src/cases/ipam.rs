@@ -68,6 +68,8 @@ fn leases(subject: &Subject<'_>, at: &Attachment, result: &Value, check: &mut Ch
     let first = small.add(at)?;
     check.of("ipam.range", &first, addresses(&first) == [([10, 77, 0, 9].into(), 24)]);
     check.fails("ipam.full", small.add(&other))?;
+    small.add(at)?;
+    check.fails("ipam.add-twice-keeps", small.add(&other))?;
     small.del(at, first.json.as_ref())?;
     check.succeeds("ipam.reused", small.add(&other))?;
     similar(&with_range("10.77.0.10", "10.77.0.13", "/var/lib/cni/similar"), at, check)?;

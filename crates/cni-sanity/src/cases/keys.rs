@@ -100,6 +100,8 @@ pub const TABLE: &[Key] = keys! {
     "keys.tap.kind" "the interface is a tap" r"{}" => |seen| Ok(seen.link()?.kind == "tun");
     "keys.tap.mtu" "mtu is that of the interface" r#"{"mtu": 1400}"# => |seen| Ok(seen.link()?.mtu == 1400);
     "keys.tap.mac" "mac is that of the interface" r#"{"mac": "02:00:5e:00:53:07"}"# => |seen| seen.has_mac();
+    "keys.tap.owner" "owner is that of the tap" r#"{"owner": 7, "group": 8}"# => |seen| seen.detail(&number_of_tun(1, 7));
+    "keys.tap.group" "group is that of the tap" r#"{"owner": 7, "group": 8}"# => |seen| seen.detail(&number_of_tun(2, 8));
     "keys.tap.no-ipam" "without ipam the interface is there without an address" r#"{"ipam": {}}"# => |seen| Ok(seen.link()?.name == "eth0" && seen.has_no_address());
     "keys.loopback.address4" "127.0.0.1 is in the container" r"{}" => |seen| seen.inside("address 127.0.0.1/8 of lo");
     "keys.loopback.address6" "::1 is in the container" r"{}" => |seen| seen.inside("address ::1/128 of lo");
@@ -110,7 +112,7 @@ pub const TABLE: &[Key] = keys! {
     "keys.host-local.default-gateway6" "and of IPv6 as well" r"{}" => |seen| Ok(seen.has_gateway("fd88::1"));
     "keys.host-local.gateway" "gateway is in the result" r#"{"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16", "gateway": "10.88.0.254"}]]}}"# => |seen| Ok(results::gateways(seen.result) == [ip("10.88.0.254")]);
     "keys.host-local.gateway-kept" "the gateway's address is not given out" r#"{"name": "sanity-thirty", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.85.0.0/30"}]]}}"# => |seen| Ok(seen.has("10.85.0.2") && !seen.again()?.succeeded());
-    "keys.host-local.routes" "routes are in the result" r#"{"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16"}]], "routes": [{"dst": "10.99.0.0/16", "gw": "10.88.0.9"}]}}"# => |seen| Ok(seen.result.to_string().contains("10.99.0.0/16"));
+    "keys.host-local.routes" "routes are in the result" r#"{"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16"}]], "routes": [{"dst": "10.99.0.0/16", "gw": "10.88.0.9"}, {"dst": "fd99::/48"}, {"dst": "10.100.0.0/16"}]}}"# => |seen| Ok(["10.99.0.0/16", "fd99::/48", "10.100.0.0/16"].iter().all(|dst| seen.result.to_string().contains(dst)));
     "keys.host-local.resolv-conf" "what resolvConf says is in the result" r#"{"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16"}]], "resolvConf": "/run/resolv.conf"}}"# => |seen| Ok(seen.has_dns());
     "keys.host-local.second-range" "when a range is full the set's next one is used" r#"{"name": "sanity-two", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.85.0.0/30"}, {"subnet": "10.85.1.0/30"}]]}}"# => |seen| Ok(seen.again()?.json.is_some_and(|next| next.to_string().contains("10.85.1.2")));
     "keys.host-local.sequence" "a released address is not the next to be given out" r#"{"name": "sanity-next"}"# => |seen| {
@@ -327,6 +329,12 @@ impl Seen<'_> {
     fn pings(&self, limit: Duration) -> Result<bool> {
         pings(&self.at.netns, OUTSIDE[0], limit)
     }
+}
+
+/// A number among the attributes of a tap, as `netlink-packet-route` prints it: 1 is
+/// `IFLA_TUN_OWNER` of `linux/if_link.h`, and 2 `IFLA_TUN_GROUP`.
+fn number_of_tun(kind: u16, number: u32) -> String {
+    format!("kind: {kind}, value: {:?}", number.to_ne_bytes())
 }
 
 fn node_link(name: &str) -> Result<Link> {

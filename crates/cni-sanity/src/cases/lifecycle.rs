@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use rtnetlink::LinkMessageBuilder;
 use serde_json::{Value, json};
 
-use super::{Answer, Attachment, Call, Check, Netns, Result, Subject, leftovers, results};
+use super::{Answer, Attachment, Call, Check, Netns, Result, Subject, leftovers, lost, results};
 use crate::observe::{self, Link, Snapshot};
 use crate::traffic::{self, LIMIT};
 use crate::world::{self, OUTSIDE};
@@ -25,6 +25,7 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     attach(subject, &at, &world::snapshot()?, check)?;
     // Each group starts from the current state: a leak is reported once.
     existing_interface(subject, &at, check)?;
+    repeated(subject, &at, check)?;
     several(subject, &at, check)?;
     without_namespace(subject, &world::snapshot()?, check)?;
     failures(subject, &at, &world::snapshot()?, check)?;
@@ -195,11 +196,11 @@ fn kernel_routes(at: &Attachment, result: &Value, check: &mut Check) -> Result<(
     let routes = at.netns.run(observe::routes)?;
     for route in results::list(result, "routes") {
         let Some((dst, prefix)) = results::prefix(&route["dst"]) else { continue };
-        let wanted = (prefix != 0).then_some(dst);
-        let is_there = routes
-            .iter()
-            .any(|known| (known.dst, known.prefix, known.is_v4) == (wanted, prefix, dst.is_ipv4()));
-        check.that("kernel.route", is_there, || format!("no route to {dst}/{prefix}"));
+        let gateway = results::ip(&route["gw"]);
+        let is_there = routes.iter().any(|known| {
+            known.leads_to(dst, prefix) && (gateway.is_none() || known.gateway == gateway)
+        });
+        check.that("kernel.route", is_there, || format!("no route {route}"));
     }
     Ok(())
 }
@@ -271,6 +272,22 @@ fn existing_interface(subject: &Subject<'_>, at: &Attachment, check: &mut Check)
         // DEL returns the first devices under these names.
         subject.devices().iter().for_each(|name| drop(world::delete(name)));
     }
+    subject.del(at, first.json.as_ref()).map(drop)
+}
+
+/// ADD is repeated without a DEL.
+fn repeated(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Result<()> {
+    if subject.is(&["loopback"]) {
+        return Ok(());
+    }
+    let first = subject.add(at)?;
+    let (inside, node) = (at.netns.snapshot()?, world::snapshot()?);
+    let again = check.fails("add.twice", subject.add(at))?;
+    // Devices that are there for the second ADD have the names of those that DEL returns.
+    subject.devices().iter().for_each(|name| drop(world::delete(name)));
+    let mut gone = lost(&inside, &at.netns.snapshot()?);
+    gone.extend(lost(&node, &world::snapshot()?));
+    check.effect("add.twice-keeps", &again, gone.is_empty(), || gone.join("; "));
     subject.del(at, first.json.as_ref()).map(drop)
 }
 

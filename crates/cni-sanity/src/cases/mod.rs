@@ -130,10 +130,27 @@ impl Subject<'_> {
         result.ok_or_else(|| format!("bridge, which goes first: {}", added.summary()).into())
     }
 
+    /// The plugin for a second attachment beside the first: both cannot have the same ports of the
+    /// node, nor the same routes of a container.
+    fn second(&self) -> Self {
+        self.with(match self.kind.name {
+            "portmap" => json!({"runtimeConfig": {"portMappings": [
+                {"hostPort": 9080, "containerPort": 90, "protocol": "tcp"},
+                {"hostPort": 9081, "containerPort": 91, "protocol": "udp"}]}}),
+            "route-override" => json!({"addroutes": [{"dst": "10.206.7.0/24"}]}),
+            _ => json!({}),
+        })
+    }
+
     /// A call of bridge, the first plugin of the list of a chained plugin.
     fn bridge(&self, verb: &str, at: &Attachment, prev: Option<&Value>) -> Result<Answer> {
+        let mut ipam = ipam(self.directory, "bridge");
+        if at.ifname != self.ifname() {
+            // Two default routes in one container are not tested.
+            ipam["routes"] = json!([]);
+        }
         let conf = json!({"cniVersion": self.version, "name": "sanity", "type": "bridge", "bridge": "sanity0",
-            "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": ipam(self.directory, "bridge")});
+            "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": ipam});
         let kind = Kind { name: "bridge", ..*self.kind };
         Subject { kind: &kind, conf, ..*self }.run(verb, at, prev)
     }
@@ -209,6 +226,15 @@ impl Subject<'_> {
 /// A version as a number that can be compared: 1.0.0 is 10000.
 fn number(version: &str) -> u32 {
     version.split('.').fold(0, |sum, part| sum * 100 + part.parse::<u32>().unwrap_or_default())
+}
+
+/// The lines that the second snapshot lacks, without those that are of no attachment.
+fn lost(before: &Snapshot, now: &Snapshot) -> Vec<String> {
+    let mut lost = before.without(now);
+    // noqueue is the default of the kernel, which a shaper replaces. The peers of devices that
+    // plugins move are the suite's own.
+    lost.retain(|line| !line.starts_with("qdisc noqueue") && !line.contains("spare"));
+    lost
 }
 
 /// The lines that the node's state has gained.

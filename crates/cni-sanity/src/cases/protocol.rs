@@ -127,6 +127,15 @@ fn stdin(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Result<()
         let answer = check.fails(fails, subject.call("ADD", at, None).stdin(bytes).run())?;
         check.of(code, &answer, answer.code() == Some(DECODING));
     }
+    for (verb, version, id) in [
+        ("CHECK", "0.4.0", "stdin.check"),
+        ("GC", "1.1.0", "stdin.gc"),
+        ("STATUS", "1.1.0", "stdin.status"),
+    ] {
+        if subject.since(version) {
+            check.fails(id, subject.call(verb, at, None).stdin(b"no json at all").run())?;
+        }
+    }
     for (id, code, members) in [
         ("conf.name-missing", Some(("conf.name-code", CONFIGURATION)), json!({"name": null})),
         ("conf.name-path", None, json!({"name": "../up"})),

@@ -85,6 +85,9 @@ fn list_form(
         }
         let gateway = &address["gateway"];
         check.of("result.ip.gateway", answer, gateway.is_null() || ip(gateway).is_some());
+        let both = ip(gateway).zip(parsed);
+        let is_family = both.is_none_or(|(gateway, (ip, _))| gateway.is_ipv4() == ip.is_ipv4());
+        check.of("result.ip.gateway-family", answer, is_family);
         let index = &address["interface"];
         let is_inside = index.as_u64().is_some_and(|index| index < interfaces);
         check.of("result.ip.interface", answer, index.is_null() || is_inside);
@@ -112,7 +115,7 @@ fn routes(routes: &Value) -> bool {
 }
 
 /// An address in a result.
-fn ip(value: &Value) -> Option<IpAddr> {
+pub fn ip(value: &Value) -> Option<IpAddr> {
     value.as_str()?.parse().ok()
 }
 

@@ -61,4 +61,13 @@ const V1_1_0: &[Row] = rows! { "1.1.0"
     "flannel" "DEL" "delegation.flannel.del-twice" "[ -e /run/once ] && exit 1; touch /run/once; run";
     "flannel" "ADD" "delegation.flannel.refuses" "run || exit 0";
     "flannel" "DEL" "delegation.flannel.leaves-nothing" "run; touch /run/left.$$";
+    "ptp" "ADD" "delegation.ipam.routes" "bend 's,fd23::/48,fd24::/48,'";
+    "ptp" "ADD" "delegation.ipam.routes" r#"bend 's/"priority": 77/"priority": 78/'"#;
+    "ptp" "ADD" "delegation.ipam.routes-set" "run; status=$?; inside ip route del 10.124.0.0/16; exit $status";
+    "ptp" "ADD" "delegation.ipam.routes-set" "run; status=$?; inside ip -6 route del fd23::/48; exit $status";
+    "ptp" "ADD" "delegation.ipam.route-mtu" "run; status=$?; inside ip route replace 10.130.0.0/16 via 10.88.0.1; exit $status";
+    "ptp" "ADD" "delegation.ipam.route-advmss" "run; status=$?; inside ip route replace 10.131.0.0/16 via 10.88.0.1; exit $status";
+    "ptp" "ADD" "delegation.ipam.route-priority" "run; status=$?; inside ip route del 10.132.0.0/16; inside ip route add 10.132.0.0/16 via 10.88.0.1; exit $status";
+    "ptp" "ADD" "delegation.ipam.route-table" "run; status=$?; inside ip route flush table 177; inside ip route add 10.133.0.0/16 via 10.88.0.1; exit $status";
+    "bridge" "ADD" "delegation.ipam.route-scope" "run; status=$?; inside ip route del 10.134.0.0/16; inside ip route add 10.134.0.0/16 via 10.88.0.1; exit $status";
 };

@@ -109,6 +109,12 @@ pub(super) fn all() -> Vec<Mutant> {
         add(kind, "GC", "delegation.ipam.gc", "exit 0".to_owned());
         add(kind, "STATUS", "delegation.ipam.status", "exit 0".to_owned());
     }
+    for kind in CHAINED {
+        add(kind, "STATUS", "status.unprivileged", "exit 0".to_owned());
+    }
+    for kind in ["bandwidth", "firewall"] {
+        add(kind, "GC", "gc.removes-stale", "exit 0".to_owned());
+    }
     for kind in ["firewall", "sbr"] {
         for (key, seen) in HANDED_ON {
             add(kind, "ADD", seen, format!("bend 's/\"{key}\"/\"other\"/'"));

@@ -79,4 +79,7 @@ const V1_1_0: &[Row] = rows! { "1.1.0"
     "tc-redirect-tap" "ADD" "keys.tc-redirect-tap.name" "CNI_ARGS= run";
     "tc-redirect-tap" "ADD" "keys.tc-redirect-tap.owner" "CNI_ARGS=TC_REDIRECT_TAP_NAME=vm0 run";
     "sbr" "ADD" "keys.sbr.table-key" r#"in=$(echo "$in" | sed 's/"table":500/"table":501/'); run"#;
+    "tap" "ADD" "keys.tap.owner" r#"in=$(echo "$in" | sed 's/"owner"/"other"/'); run"#;
+    "tap" "ADD" "keys.tap.group" r#"in=$(echo "$in" | sed 's/"group"/"other"/'); run"#;
+    "host-local" "ADD" "keys.host-local.routes" "bend 's,10.100.0.0/16,10.101.0.0/16,'";
 };

@@ -100,4 +100,8 @@ const V1_0_0: &[Row] = rows! { "1.0.0"
 
 const V1_1_0: &[Row] = rows! { "1.1.0"
     "loopback" "VERSION" "version.echo" r#"bend 's/"cniVersion":"1.1.0"/"cniVersion":"1.0.0"/'"#;
+    "ptp" "ADD" "result.ip.gateway-family" r#"bend 's/"gateway": "10.88.0.1"/"gateway": "fd88::1"/'"#;
+    "portmap" "CHECK" "stdin.check" "case $in in no*) exit 0 ;; esac; run";
+    "portmap" "GC" "stdin.gc" "case $in in no*) exit 0 ;; esac; run";
+    "portmap" "STATUS" "stdin.status" "exit 0";
 };
