@@ -144,7 +144,9 @@ rpms() {
     answers rpm -U
     change -e cnibox
     files >/root/after
-    cmp -s /root/before /root/after || fail "left: $(comm -13 /root/before /root/after | head -n 5)"
+    # Empty directories of the root are rpm's to delete, which does not know their packages.
+    left=$(comm -13 /root/before /root/after)
+    [ -z "$left" ] || fail "left: $left"
     echo rpm ok
 }
 
