@@ -90,7 +90,7 @@ impl<'n> Soak<'n> {
             known,
             next_port: AtomicU16::new(0),
             are_workers_done: AtomicBool::new(false),
-            report: Report::default(),
+            report: Report::new(),
         }
     }
 
@@ -319,6 +319,7 @@ fn soak(plan: Plan) {
     soak.warm_up();
     let (before, files) = (soak.snapshot(), soak.count_files());
     soak.begin = Instant::now();
+    soak.report.begin(Trouble::Turns);
     let samples = run(&soak, &[("repair --watch", watch.id()), ("dhcp daemon", daemon.id())]);
     let (medians, grown) = growth(&samples, duration);
     soak.networks.iter().for_each(|network| soak.collect(network));

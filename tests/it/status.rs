@@ -392,7 +392,7 @@ fn status_agrees_with_the_next_add() {
 }
 
 #[test]
-#[ignore = "takes minutes: make soak"]
+#[ignore = "takes minutes: make test-long"]
 fn status_agrees_with_the_next_add_two_thousand_times() {
     compare(2000, 0x5eed_0002);
 }

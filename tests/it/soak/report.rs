@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::support::node::Outcome;
@@ -16,9 +16,12 @@ pub(super) enum Trouble {
     Flush,
     /// host-local has no free address in the network with few.
     NoAddress,
+    /// Other calls run, which have their turn with an attachment: as long as there are workers.
+    Turns,
 }
 
-const TROUBLES: [Trouble; 3] = [Trouble::FullDisk, Trouble::Flush, Trouble::NoAddress];
+const TROUBLES: [Trouble; 4] =
+    [Trouble::FullDisk, Trouble::Flush, Trouble::NoAddress, Trouble::Turns];
 
 impl Trouble {
     /// Whether a message can have this reason.
@@ -27,6 +30,7 @@ impl Trouble {
             Trouble::FullDisk => text.contains("no space left on device"),
             Trouble::Flush => verb == "traffic" || RULES.iter().any(|word| text.contains(word)),
             Trouble::NoAddress => text.contains("no IP addresses available"),
+            Trouble::Turns => verb == "cnibox gc" && text.contains("held for more than"),
         }
     }
 }
@@ -68,29 +72,45 @@ struct Counts {
 }
 
 /// The counters of all threads.
-#[derive(Debug, Default)]
-pub(super) struct Report(Mutex<Counts>);
+#[derive(Debug)]
+pub(super) struct Report {
+    begin: Instant,
+    counts: Mutex<Counts>,
+}
 
 impl Report {
+    pub(super) fn new() -> Report {
+        Report { begin: Instant::now(), counts: Mutex::default() }
+    }
+
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock().unwrap()
+    }
+
+    /// Prints what happens, for the search of a cause.
+    pub(super) fn say(&self, text: &str) {
+        println!("soak: {:.1?}: {text}", self.begin.elapsed());
+    }
+
     pub(super) fn begin(&self, trouble: Trouble) {
-        self.0.lock().unwrap().troubles[trouble as usize].began = Some(Instant::now());
+        self.counts().troubles[trouble as usize].began = Some(Instant::now());
     }
 
     pub(super) fn end(&self, trouble: Trouble) {
-        let span = &mut self.0.lock().unwrap().troubles[trouble as usize];
+        let span = &mut self.counts().troubles[trouble as usize];
         *span = Span { began: None, ended: Some(Instant::now()) };
     }
 
     pub(super) fn is_in(&self, trouble: Trouble) -> bool {
-        self.0.lock().unwrap().troubles[trouble as usize].began.is_some()
+        self.counts().troubles[trouble as usize].began.is_some()
     }
 
     pub(super) fn event(&self, name: &str) {
-        *self.0.lock().unwrap().events.entry(name.to_owned()).or_default() += 1;
+        *self.counts().events.entry(name.to_owned()).or_default() += 1;
     }
 
     pub(super) fn fate(&self, id: &str, fate: &str) {
-        let mut counts = self.0.lock().unwrap();
+        let mut counts = self.counts();
         let fates = counts.fates.entry(id.to_owned()).or_default();
         write!(fates, " {fate}").unwrap();
     }
@@ -107,15 +127,14 @@ impl Report {
             self.took(verb, begin);
             return true;
         }
-        let text = if outcome.stderr.trim().is_empty() { &outcome.stdout } else { &outcome.stderr };
-        self.failed((verb, network), id, begin, text);
+        self.failed((verb, network), id, begin, &said(outcome));
         false
     }
 
     /// Notes the duration of what began at `begin`.
     pub(super) fn took(&self, what: &'static str, begin: Instant) {
         let took = u32::try_from(begin.elapsed().as_millis()).unwrap();
-        self.0.lock().unwrap().durations.entry(what).or_default().push(took);
+        self.counts().durations.entry(what).or_default().push(took);
     }
 
     /// Counts a failure of something that began at `begin`. One without an excuse is printed.
@@ -126,24 +145,36 @@ impl Report {
         begin: Instant,
         text: &str,
     ) {
-        let mut counts = self.0.lock().unwrap();
         let excuse = TROUBLES.into_iter().find(|trouble| {
-            counts.troubles[*trouble as usize].was_since(begin) && trouble.explains(verb, text)
+            let span = self.counts().troubles[*trouble as usize];
+            span.was_since(begin) && trouble.explains(verb, text)
         });
+        if excuse.is_none() {
+            self.say(&format!("{verb} {network} of {id} after {:.1?}: {text}", begin.elapsed()));
+        }
+        self.count_failure(excuse, (verb, network), id, text);
+    }
+
+    /// Counts a failure with an excuse that is known already, or none.
+    pub(super) fn count_failure(
+        &self,
+        excuse: Option<Trouble>,
+        (verb, network): (&str, &str),
+        id: &str,
+        text: &str,
+    ) {
+        let mut counts = self.counts();
         let key = (excuse, format!("{verb} {network}"), general(text));
         let failure = counts.failures.entry(key).or_default();
         failure.count += 1;
         if failure.count == 1 {
             failure.example = format!("{id}: {}", text.trim());
         }
-        if excuse.is_none() {
-            println!("soak: {verb} {network} of {id} after {:?}: {text}", begin.elapsed());
-        }
     }
 
     /// The mean duration of a verb so far.
     pub(super) fn mean(&self, verb: &str) -> Duration {
-        let counts = self.0.lock().unwrap();
+        let counts = self.counts();
         let durations = counts.durations.get(verb).map_or(&[][..], Vec::as_slice);
         let recent = &durations[durations.len().saturating_sub(100)..];
         let count = u32::try_from(recent.len()).unwrap().max(1);
@@ -152,7 +183,7 @@ impl Report {
 
     /// What became of the containers that a text names.
     pub(super) fn fates_in(&self, text: &str) -> String {
-        let counts = self.0.lock().unwrap();
+        let counts = self.counts();
         let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
         let known = words.filter_map(|word| Some((word, counts.fates.get(word)?)));
         let fates: BTreeMap<&str, &String> = known.collect();
@@ -161,7 +192,7 @@ impl Report {
 
     /// The failures without an excuse.
     pub(super) fn faults(&self) -> Vec<String> {
-        let counts = self.0.lock().unwrap();
+        let counts = self.counts();
         let faults = counts.failures.iter().filter(|((excuse, ..), _)| excuse.is_none());
         faults
             .map(|((_, what, _), failure)| format!("{}x {what}: {}", failure.count, failure.example))
@@ -170,7 +201,7 @@ impl Report {
 
     /// All counters as text.
     pub(super) fn text(&self) -> String {
-        let counts = self.0.lock().unwrap();
+        let counts = self.counts();
         let mut text = String::new();
         for (verb, durations) in &counts.durations {
             let mut sorted = durations.clone();
@@ -196,6 +227,11 @@ impl Report {
         }
         text
     }
+}
+
+/// What a call printed.
+pub(super) fn said(outcome: &Outcome) -> String {
+    [outcome.stdout.trim(), outcome.stderr.trim()].join(" ").trim().to_owned()
 }
 
 /// A message without names and numbers.

@@ -1,5 +1,6 @@
 //! A worker: one attachment after the other, each from ADD to an end that chance chooses.
 
+use std::cell::Cell;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
@@ -10,6 +11,7 @@ use nix::unistd::Pid;
 use serde_json::json;
 
 use super::networks::{self, GROUPS, Network};
+use super::report::{Trouble, said};
 use super::{Abandoned, Soak};
 use crate::status::Random;
 use crate::support::node::{Call, Container};
@@ -47,6 +49,8 @@ pub(super) struct Attached<'s> {
     id: String,
     capabilities: String,
     port: u16,
+    /// ADD succeeded while the disk was full, with a warning: nobody restores its rules.
+    is_unrecorded: Cell<bool>,
 }
 
 impl<'s> Attached<'s> {
@@ -70,6 +74,7 @@ impl<'s> Attached<'s> {
             id: format!("w{worker}-r{round}"),
             capabilities: capabilities.to_string(),
             port,
+            is_unrecorded: Cell::new(false),
         }
     }
 
@@ -90,7 +95,17 @@ impl<'s> Attached<'s> {
         let jump = if random.one_in(16) { 1 + random.below(400) } else { 0 };
         let begin = Instant::now();
         let outcome = self.call(&verb.to_lowercase(), jump).run();
-        self.soak.report.call((verb, self.network.name), &self.id, begin, &outcome)
+        if outcome.stderr.contains("could not record") {
+            self.soak.report.event("attachments without a record, as the disk was full");
+            self.is_unrecorded.set(true);
+        }
+        let what = (verb, self.network.name);
+        if outcome.status != Some(0) && verb == "CHECK" && self.is_unrecorded.get() {
+            let full = Some(Trouble::FullDisk);
+            self.soak.report.count_failure(full, what, &self.id, &said(&outcome));
+            return false;
+        }
+        self.soak.report.call(what, &self.id, begin, &outcome)
     }
 
     /// Kills the call after a random time: all its processes, or a plugin that it has started.
@@ -208,8 +223,13 @@ impl<'s> Attached<'s> {
         }
     }
 
-    fn traffic_failed(&self, begin: Instant, what: &str) {
-        self.soak.report.failed(("traffic", self.network.name), &self.id, begin, what);
+    fn traffic_failed(&self, begin: Instant, text: &str) {
+        let what = ("traffic", self.network.name);
+        if self.is_unrecorded.get() {
+            self.soak.report.count_failure(Some(Trouble::FullDisk), what, &self.id, text);
+        } else {
+            self.soak.report.failed(what, &self.id, begin, text);
+        }
     }
 
     /// DEL, which may have to wait for space, and the second DEL.
