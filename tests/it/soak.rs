@@ -4,8 +4,8 @@
 //! a reason, and neither memory nor files have grown.
 //!
 //! `make soak` runs the hour: `SEED`, `MINUTES` and `WORKERS` are its environment variables. The
-//! seed decides what each thread does, not when the kernel lets it. Without `MINUTES`, in the suite,
-//! a soak takes half a minute.
+//! seed decides what each thread does, not when the kernel lets it. Without `MINUTES`, in the
+//! suite, a soak takes half a minute.
 //!
 //! | module | |
 //! | --- | --- |
@@ -162,7 +162,8 @@ impl<'n> Soak<'n> {
             let mut known = known.lock().unwrap();
             (known.valid.clone(), std::mem::take(&mut known.abandoned))
         };
-        let kept: Vec<String> = valid.iter().map(|id| format!("{id}:{}", network.ifname())).collect();
+        let kept: Vec<String> =
+            valid.iter().map(|id| format!("{id}:{}", network.ifname())).collect();
         let mut args = vec!["gc", network.name];
         if kept.is_empty() {
             args.push("--keep-none");
@@ -324,7 +325,10 @@ fn soak(plan: Plan) {
     let (medians, grown) = growth(&samples, duration);
     soak.networks.iter().for_each(|network| soak.collect(network));
     soak.collect_the_dead();
-    println!("soak: seed {seed}, {minutes:.1} minutes, {workers} workers\n{}{medians}", soak.report.text());
+    println!(
+        "soak: seed {seed}, {minutes:.1} minutes, {workers} workers\n{}{medians}",
+        soak.report.text()
+    );
     let named = soak.names_left();
     soak.warm_up();
     soak.assert_restored(&before);

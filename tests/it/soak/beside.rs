@@ -136,7 +136,8 @@ impl Soak<'_> {
     fn missing(&self) -> Option<String> {
         let outcome = self.tool(&["repair", "--dry-run"]).run();
         let mut lines = outcome.stderr.lines();
-        let are_ends = lines.all(|line| line.starts_with("cnibox: container ") && line.ends_with(" not found"));
+        let are_ends = lines
+            .all(|line| line.starts_with("cnibox: container ") && line.ends_with(" not found"));
         let is_whole = outcome.stdout == "nothing was missing\n" || outcome.stdout.is_empty();
         (!is_whole || !are_ends).then(|| said(&outcome))
     }
@@ -185,7 +186,11 @@ impl Soak<'_> {
         while !self.is_over() {
             let at = self.begin.elapsed();
             for (name, id) in daemons {
-                samples.push(Sample { at, what: format!("{name}: kB of memory"), value: memory(*id) });
+                samples.push(Sample {
+                    at,
+                    what: format!("{name}: kB of memory"),
+                    value: memory(*id),
+                });
                 let files = fs::read_dir(format!("/proc/{id}/fd")).map_or(0, Iterator::count);
                 samples.push(Sample { at, what: format!("{name}: open files"), value: files });
             }
@@ -217,12 +222,8 @@ pub(super) struct Sample {
 
 /// How much the median of each value may grow from the second fifth of a soak to the last: a few
 /// pages of memory, and the difference in what lives by chance.
-const GROWTH: [(&str, usize); 4] = [
-    ("kB of memory", 4096),
-    ("open files", 12),
-    ("files of state", 300),
-    ("kB of state", 512),
-];
+const GROWTH: [(&str, usize); 4] =
+    [("kB of memory", 4096), ("open files", 12), ("files of state", 300), ("kB of state", 512)];
 
 /// The medians of the second and the last fifth, and what has grown.
 pub(super) fn growth(samples: &[Sample], duration: Duration) -> (String, Vec<String>) {

@@ -122,13 +122,8 @@ pub(super) fn all(node: &Node, few: usize) -> Vec<Network> {
 fn with_iptables() -> Vec<Network> {
     let mut first = bridge("br-old", "iptables", &host_local("10.11.0.0/16", Some("fd00:11::/64")));
     first["hairpinMode"] = json!(true);
-    let plugins = json!([
-        first,
-        portmap("iptables"),
-        firewall("iptables", "open"),
-        tuning(),
-        bandwidth()
-    ]);
+    let plugins =
+        json!([first, portmap("iptables"), firewall("iptables", "open"), tuning(), bandwidth()]);
     let usual = Network::new(0, "usual", plugins);
     vec![usual.with_gateway("10.11.0.1").with_ports_on("10.11.0.1")]
 }
@@ -276,8 +271,7 @@ pub(super) fn prepare(node: &Node, networks: &[Network]) {
              ip link set br-dhcp up && ip addr add 192.168.1.1/24 dev br-dhcp");
     fs::create_dir(node.path("net.d")).unwrap();
     for network in networks {
-        let list =
-            json!({"cniVersion": "1.1.0", "name": network.name, "plugins": network.plugins});
+        let list = json!({"cniVersion": "1.1.0", "name": network.name, "plugins": network.plugins});
         let file = node.path(&format!("net.d/{}.conflist", network.name));
         fs::write(file, list.to_string()).unwrap();
         provide(node, network);

@@ -195,7 +195,9 @@ impl Report {
         let counts = self.counts();
         let faults = counts.failures.iter().filter(|((excuse, ..), _)| excuse.is_none());
         faults
-            .map(|((_, what, _), failure)| format!("{}x {what}: {}", failure.count, failure.example))
+            .map(|((_, what, _), failure)| {
+                format!("{}x {what}: {}", failure.count, failure.example)
+            })
             .collect()
     }
 
@@ -238,7 +240,8 @@ pub(super) fn said(outcome: &Outcome) -> String {
 fn general(text: &str) -> String {
     let mut out = String::new();
     for word in text.trim().split_inclusive(|c: char| !c.is_ascii_alphanumeric()) {
-        let (body, end) = word.split_at(word.trim_end_matches(|c: char| !c.is_ascii_alphanumeric()).len());
+        let (body, end) =
+            word.split_at(word.trim_end_matches(|c: char| !c.is_ascii_alphanumeric()).len());
         let varies = body.contains(|c: char| c.is_ascii_digit());
         out.push_str(if varies { "N" } else { body });
         out.push_str(end);

@@ -61,7 +61,8 @@ impl<'s> Attached<'s> {
     ) -> Attached<'s> {
         let container = Container::new();
         let port = soak.next_port();
-        let address = format!("{}.{}.{}/16", network.chosen.unwrap_or_default(), worker, round % 250 + 2);
+        let address =
+            format!("{}.{}.{}/16", network.chosen.unwrap_or_default(), worker, round % 250 + 2);
         let capabilities = json!({
             "portMappings": [{"hostPort": port, "containerPort": 80, "protocol": "tcp"}],
             "ips": [address],
@@ -125,7 +126,8 @@ impl<'s> Attached<'s> {
         };
         let output = child.wait_with_output().unwrap();
         let is_hit = killed.is_ok() && !output.status.success();
-        report.event(&format!("{verb} {}", if is_hit { "killed" } else { "ended before the kill" }));
+        report
+            .event(&format!("{verb} {}", if is_hit { "killed" } else { "ended before the kill" }));
         report.fate(&self.id, &format!("{verb} killed after {delay:?}"));
     }
 
