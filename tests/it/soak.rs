@@ -347,7 +347,7 @@ fn asked() -> Plan {
     let number = |name| env::var(name).ok().map(|text| text.parse::<u64>().expect(name));
     Plan {
         seed: number("SEED").unwrap_or(1),
-        duration: Duration::from_secs(number("MINUTES").map_or(25, |minutes| 60 * minutes)),
+        duration: Duration::from_secs(number("MINUTES").map_or(15, |minutes| 60 * minutes)),
         workers: number("WORKERS").map_or(8, |workers| usize::try_from(workers).unwrap()),
     }
 }
