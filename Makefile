@@ -147,7 +147,7 @@ run-test-long: build
 
 soak: ## one node for MINUTES=60: WORKERS=64 attach to every plugin, beside kills, flushes and a full disk; SEED=<number> repeats one
 run-soak: build
-	SEED=$(SEED) MINUTES=$(MINUTES) WORKERS=$(WORKERS) CNIBOX_BIN=$(abspath $(BINARY)) $(CARGO) test $(WORKSPACE) \
+	ulimit -n 4096; SEED=$(SEED) MINUTES=$(MINUTES) WORKERS=$(WORKERS) CNIBOX_BIN=$(abspath $(BINARY)) $(CARGO) test $(WORKSPACE) \
 		--test it -- --exact --nocapture soak::everything_at_once_leaves_nothing
 
 lint: check-source ## formatting, clippy, rustdoc, texts of source and documentation, licences and sources of dependencies, shell scripts, charts, manifests

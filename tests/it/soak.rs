@@ -40,7 +40,9 @@ use self::networks::{GROUPS, Network};
 use self::report::{Report, Trouble};
 use crate::lane::{self, needs};
 use crate::status::Random;
-use crate::support::node::{Call, Container, Node, Running, Snapshot, eventually, exists};
+use crate::support::node::{
+    Call, Container, FIRST_DESCRIPTOR, Node, Running, Snapshot, eventually, exists,
+};
 
 /// The size of the two file systems with state.
 const DISK: &str = "32m";
@@ -308,6 +310,8 @@ fn soak(plan: Plan) {
     let Plan { seed, duration, workers } = plan;
     let minutes = duration.as_secs_f64() / 60.0;
     println!("soak: make soak SEED={seed} MINUTES={minutes:.1} WORKERS={workers}");
+    // Pipes of all workers.
+    FIRST_DESCRIPTOR.fetch_max(i32::try_from(16 * workers).unwrap(), Ordering::Relaxed);
     let node = Node::new();
     limit_the_disk(&node);
     let mut soak = Soak::new(&node, plan);
@@ -320,7 +324,7 @@ fn soak(plan: Plan) {
     soak.warm_up();
     let (before, files) = (soak.snapshot(), soak.count_files());
     soak.begin = Instant::now();
-    soak.report.begin(Trouble::Turns);
+    soak.report.begin(Trouble::OtherCalls);
     let samples = run(&soak, &[("repair --watch", watch.id()), ("dhcp daemon", daemon.id())]);
     let (medians, grown) = growth(&samples, duration);
     soak.networks.iter().for_each(|network| soak.collect(network));

@@ -244,9 +244,7 @@ impl NftSocket {
     }
 
     /// Applies the changes that `plan` returns, if no process changed anything since `plan` read
-    /// the tables; otherwise calls `plan` again. So it does if an object is busy: `plan` may have
-    /// read how often a chain is used while the kernel prepared a batch of another process, which
-    /// it then undid (6.18; the generation is that of committed batches only).
+    /// the tables; otherwise calls `plan` again.
     pub fn update_tables(
         &self,
         plan: &mut dyn FnMut(&NftSocket) -> NetlinkResult<NftBatch>,
@@ -257,7 +255,7 @@ impl NftSocket {
             let batch = plan(self)?;
             outcome = self.commit_at_generation(batch, generation);
             match &outcome {
-                Err(error) if matches!(error.errno(), Some(Errno::ERESTART | Errno::EBUSY)) => {}
+                Err(error) if error.errno() == Some(Errno::ERESTART) => {}
                 _ => break,
             }
         }

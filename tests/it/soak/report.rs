@@ -16,12 +16,12 @@ pub(super) enum Trouble {
     Flush,
     /// host-local has no free address in the network with few.
     NoAddress,
-    /// Other calls run, which have their turn with an attachment: as long as there are workers.
-    Turns,
+    /// Other calls run, and hold locks: as long as there are workers.
+    OtherCalls,
 }
 
 const TROUBLES: [Trouble; 4] =
-    [Trouble::FullDisk, Trouble::Flush, Trouble::NoAddress, Trouble::Turns];
+    [Trouble::FullDisk, Trouble::Flush, Trouble::NoAddress, Trouble::OtherCalls];
 
 impl Trouble {
     /// Whether a message can have this reason.
@@ -30,7 +30,7 @@ impl Trouble {
             Trouble::FullDisk => text.contains("no space left on device"),
             Trouble::Flush => verb == "traffic" || RULES.iter().any(|word| text.contains(word)),
             Trouble::NoAddress => text.contains("no IP addresses available"),
-            Trouble::Turns => verb == "cnibox gc" && text.contains("held for more than"),
+            Trouble::OtherCalls => text.contains("held for more than"),
         }
     }
 }

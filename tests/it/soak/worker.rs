@@ -159,7 +159,7 @@ impl<'s> Attached<'s> {
             report.fate(&self.id, "the namespace ended");
             self.container = None;
         }
-        if self.network.devices.is_empty() && random.one_in(10) {
+        if self.may_be_left() && random.one_in(10) {
             report.event("attachments without DEL");
             report.fate(&self.id, "without DEL");
             // GC of a runtime ends what is not in its list, also in a namespace that lives.
@@ -168,6 +168,14 @@ impl<'s> Attached<'s> {
             return;
         }
         self.end(random);
+    }
+
+    /// Whether DEL may never come. A device would be missed. And in a later container at the same
+    /// path, to which nothing is attached yet, `repair` makes the children of a master again that
+    /// an earlier one had: no record says whose namespace it was.
+    fn may_be_left(&self) -> bool {
+        let is_child = ["macvlan", "vlan", "ipvlan"].contains(&self.network.name);
+        self.network.devices.is_empty() && !is_child
     }
 
     /// What happens to a living attachment.
@@ -179,7 +187,9 @@ impl<'s> Attached<'s> {
         if random.one_in(3) {
             self.serves_its_port();
         }
-        thread::sleep(Duration::from_millis(u64::try_from(random.below(2000)).unwrap()));
+        // The more workers, the longer their containers live: the machine has so many processors.
+        let life = random.below(400 * self.soak.plan.workers);
+        thread::sleep(Duration::from_millis(u64::try_from(life).unwrap()));
         if random.one_in(2) {
             self.check(random);
         }

@@ -65,30 +65,6 @@ table inet t {
 }
 
 #[test]
-fn an_update_is_planned_again_if_an_object_is_busy() {
-    let nft = sandbox();
-    commit_base(&nft);
-    let element = NAMES.element_with_key("eth0").with_verdict(PacketVerdict::jump_to("regular"));
-    nft.commit_batch(one(|batch| {
-        batch.add_element(&element);
-    }))
-    .unwrap();
-    let mut plans = 0;
-    let mut plan = |_: &NftSocket| {
-        plans += 1;
-        Ok(one(|batch| {
-            if plans > 1 {
-                batch.delete_element(&element);
-            }
-            batch.delete_object(T.named_chain("regular"));
-        }))
-    };
-    nft.update_tables(&mut plan).unwrap();
-    assert_eq!(plans, 2);
-    assert!(!nft.has_object(T.named_chain("regular")).unwrap());
-}
-
-#[test]
 fn objects_of_every_family_and_type_are_created() {
     let nft = sandbox();
     let bridge = NftTable::new(TableFamily::Bridge, "b");
