@@ -32,7 +32,7 @@ use std::fs::File;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Mutex, RwLock};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use self::beside::{Sample, growth};
@@ -176,7 +176,9 @@ impl<'n> Soak<'n> {
         let begin = Instant::now();
         let outcome = self.cnitool(&args).run();
         if self.report.call(("GC", network.name), "-", begin, &outcome) {
-            abandoned.iter().for_each(|_| self.released(network));
+            for _ in abandoned {
+                self.released(network);
+            }
         } else {
             known.lock().unwrap().abandoned.extend(abandoned);
         }
@@ -298,7 +300,8 @@ fn run(soak: &Soak<'_>, daemons: &[(&'static str, u32)]) -> Vec<Sample> {
         let flushing = scope.spawn(|| soak.flush());
         let work = |number| scope.spawn(move || worker::work(soak, number));
         let workers: Vec<_> = (0..soak.plan.workers).map(work).collect();
-        let ends: Vec<_> = workers.into_iter().chain([flushing]).map(|it| it.join()).collect();
+        let ends: Vec<_> =
+            workers.into_iter().chain([flushing]).map(ScopedJoinHandle::join).collect();
         soak.are_workers_done.store(true, Ordering::Relaxed);
         ends.into_iter().for_each(Result::unwrap);
         measuring.join().unwrap()

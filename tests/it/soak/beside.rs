@@ -242,7 +242,7 @@ pub(super) fn growth(samples: &[Sample], duration: Duration) -> (String, Vec<Str
         };
         let [early, late] = [median(1), median(4)];
         let line = format!("{name}: {early} early, {late} late");
-        lines += &format!("  {line}\n");
+        lines.push_str(&["  ", &line, "\n"].concat());
         let (_, limit) = GROWTH.into_iter().find(|(unit, _)| name.ends_with(unit)).unwrap();
         if late > early + limit {
             grown.push(line);
