@@ -195,7 +195,7 @@ impl Soak<'_> {
                 let files = fs::read_dir(format!("/proc/{id}/fd")).map_or(0, Iterator::count);
                 samples.push(Sample { at, what: format!("{name}: open files"), value: files });
             }
-            if !self.report.is_in(Trouble::FullDisk) {
+            if !self.report.was_since(Trouble::FullDisk, Instant::now()) {
                 let [count, kilobytes] = self.count_files();
                 samples.push(Sample { at, what: "files of state".to_owned(), value: count });
                 samples.push(Sample { at, what: "kB of state".to_owned(), value: kilobytes });

@@ -101,8 +101,9 @@ impl Report {
         *span = Span { began: None, ended: Some(Instant::now()) };
     }
 
-    pub(super) fn is_in(&self, trouble: Trouble) -> bool {
-        self.counts().troubles[trouble as usize].began.is_some()
+    /// Whether the trouble was there at some time since.
+    pub(super) fn was_since(&self, trouble: Trouble, since: Instant) -> bool {
+        self.counts().troubles[trouble as usize].was_since(since)
     }
 
     pub(super) fn event(&self, name: &str) {
@@ -145,10 +146,9 @@ impl Report {
         begin: Instant,
         text: &str,
     ) {
-        let excuse = TROUBLES.into_iter().find(|trouble| {
-            let span = self.counts().troubles[*trouble as usize];
-            span.was_since(begin) && trouble.explains(verb, text)
-        });
+        let mut excuses = TROUBLES.into_iter();
+        let excuse =
+            excuses.find(|trouble| self.was_since(*trouble, begin) && trouble.explains(verb, text));
         if excuse.is_none() {
             self.say(&format!("{verb} {network} of {id} after {:.1?}: {text}", begin.elapsed()));
         }

@@ -49,7 +49,8 @@ pub(super) struct Attached<'s> {
     id: String,
     capabilities: String,
     port: u16,
-    /// ADD succeeded while the disk was full, with a warning: nobody restores its rules.
+    /// ADD succeeded while the disk was full, with a warning: nobody restores its rules, and of a
+    /// lease of DHCP the daemon has no record.
     is_unrecorded: Cell<bool>,
 }
 
@@ -96,8 +97,8 @@ impl<'s> Attached<'s> {
         let jump = if random.one_in(16) { 1 + random.below(400) } else { 0 };
         let begin = Instant::now();
         let outcome = self.call(&verb.to_lowercase(), jump).run();
-        if outcome.stderr.contains("could not record") {
-            self.soak.report.event("attachments without a record, as the disk was full");
+        if verb == "ADD" && self.soak.report.was_since(Trouble::FullDisk, begin) {
+            self.soak.report.event("ADD on a full disk");
             self.is_unrecorded.set(true);
         }
         let what = (verb, self.network.name);
