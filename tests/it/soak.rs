@@ -234,7 +234,9 @@ impl<'n> Soak<'n> {
                 blocks.pop();
                 continue;
             }
-            rules.push([&blocks.join(" "), line].join(" "));
+            // nft names this target only in the first family that has it.
+            let rule = line.replace(" counter masquerade", " counter");
+            rules.push([blocks.join(" "), rule].join(" "));
             if line.ends_with('{') {
                 blocks.push(line);
             }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::Soak;
 use super::networks::Network;
-use super::report::{Trouble, said};
+use super::report::Trouble;
 
 /// The directories with state. Each is a file system, or below one, of a limited size.
 const STATE: [&str; 2] = ["/var/lib/cni", "/run"];
@@ -114,7 +114,7 @@ impl Soak<'_> {
             let flush = random.any(&FLUSHES).replace("DIR", &directory);
             let begin = Instant::now();
             self.report.begin(Trouble::Flush);
-            self.report.say(&flush);
+            self.report.say(flush.lines().next().unwrap_or_default().trim());
             self.node.sh(&format!("{{ {flush}\n}} > /dev/null 2>&1 || true"));
             self.report.event("flushes");
             let mut missing = self.missing();
@@ -139,7 +139,7 @@ impl Soak<'_> {
         let are_ends = lines
             .all(|line| line.starts_with("cnibox: container ") && line.ends_with(" not found"));
         let is_whole = outcome.stdout == "nothing was missing\n" || outcome.stdout.is_empty();
-        (!is_whole || !are_ends).then(|| said(&outcome))
+        (!is_whole || !are_ends).then(|| outcome.stdout.clone() + &outcome.stderr)
     }
 
     /// Fills each file system once, for half a minute of an hour.

@@ -36,7 +36,7 @@ impl Trouble {
 }
 
 /// What messages about flushed rules say.
-const RULES: [&str; 3] = ["\"cnibox repair\" restores", " is gone", "missing: "];
+const RULES: [&str; 2] = ["\"cnibox repair\" restores", "missing: "];
 
 /// When a trouble began and ended last.
 #[derive(Clone, Copy, Debug, Default)]
@@ -231,9 +231,10 @@ impl Report {
     }
 }
 
-/// What a call printed.
+/// Why a call failed.
 pub(super) fn said(outcome: &Outcome) -> String {
-    [outcome.stdout.trim(), outcome.stderr.trim()].join(" ").trim().to_owned()
+    let text = if outcome.stderr.is_empty() { &outcome.stdout } else { &outcome.stderr };
+    text.trim().to_owned()
 }
 
 /// A message without names and numbers.
