@@ -41,7 +41,7 @@ use self::report::{Report, Trouble};
 use crate::lane::{self, needs};
 use crate::status::Random;
 use crate::support::node::{
-    Call, Container, FIRST_DESCRIPTOR, Node, Running, Snapshot, eventually, exists,
+    Call, Container, DESCRIPTORS, FIRST_DESCRIPTOR, Node, Running, Snapshot, eventually, exists,
 };
 
 /// The size of the two file systems with state.
@@ -315,8 +315,10 @@ fn soak(plan: Plan) {
     let Plan { seed, duration, workers } = plan;
     let minutes = duration.as_secs_f64() / 60.0;
     println!("soak: make soak SEED={seed} MINUTES={minutes:.1} WORKERS={workers}");
-    // Pipes of all workers.
-    FIRST_DESCRIPTOR.fetch_max(i32::try_from(16 * workers).unwrap(), Ordering::Relaxed);
+    // Pipes of all workers; and no container has the path of an attachment that waits for GC.
+    let count = i32::try_from(workers).unwrap();
+    FIRST_DESCRIPTOR.fetch_max(16 * count, Ordering::Relaxed);
+    DESCRIPTORS.fetch_max(45 * count, Ordering::Relaxed);
     let node = Node::new();
     limit_the_disk(&node);
     let mut soak = Soak::new(&node, plan);

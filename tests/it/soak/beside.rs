@@ -131,15 +131,17 @@ impl Soak<'_> {
         }
     }
 
-    /// What `repair` would restore. It may also say that the link of a container is gone, whose DEL
-    /// runs, was killed or had no space.
+    /// What `repair` would restore. It may also say what a container lacks whose DEL runs, was killed
+    /// or had no space.
     fn missing(&self) -> Option<String> {
         let outcome = self.tool(&["repair", "--dry-run"]).run();
-        let mut lines = outcome.stderr.lines();
-        let are_ends = lines
-            .all(|line| line.starts_with("cnibox: container ") && line.ends_with(" not found"));
+        let is_end = |line: &str| {
+            let ends = [" not found", "no record of its policy; attach the container again"];
+            line.starts_with("cnibox: container ") && ends.iter().any(|end| line.ends_with(end))
+        };
+        let are_ends = outcome.stderr.lines().all(is_end);
         let is_whole = outcome.stdout == "nothing was missing\n" || outcome.stdout.is_empty();
-        (!is_whole || !are_ends).then(|| outcome.stdout.clone() + &outcome.stderr)
+        (!is_whole || !are_ends).then(|| outcome.stdout + &outcome.stderr)
     }
 
     /// Fills each file system once, for half a minute of an hour.
