@@ -162,6 +162,7 @@ impl Soak<'_> {
                 thread::sleep(Duration::from_millis(50));
             }
             fs::remove_file(path).unwrap();
+            drop(file);
             self.report.say("it has space");
             self.report.end(Trouble::FullDisk);
         }
