@@ -23,7 +23,10 @@ BINDIR  ?= $(PREFIX)/bin
 DESTDIR ?=
 PEER    ?= /usr/lib/cni
 ARGS    ?=
-SOAK    ?= 3
+ROUNDS  ?= 3
+SEED    ?= $(shell date -u +%Y%m%d)
+MINUTES ?= 60
+WORKERS ?= 64
 PLUGIN  ?= ptp
 
 # Static and position independent; the cost is in docs/decisions/0014-before-main.md.
@@ -67,7 +70,7 @@ build: export CNIBOX_COMMIT := $(CNIBOX_COMMIT)
 # Maximum size of the stripped executable in bytes: 5.12 MB, with ipMasqExcept and what doctor and gc look at; glibc is 0.65 MB of code.
 SIZE_LIMIT := $(if $(filter %-musl,$(TARGET)),5120000,5520000)
 
-.PHONY: run-demo run-test run-test-vm run-soak run-record help list-dependencies deps build sanity check check-source demo test test-vm test-fresh soak test-runtimes matrix test-kernels test-userlands test-arch lint lists arch bench size cross image dist reproduce book record package fuzz install clean
+.PHONY: run-demo run-test run-test-vm run-test-long run-soak run-record help list-dependencies deps build sanity check check-source demo test test-vm test-fresh test-long soak test-runtimes matrix test-kernels test-userlands test-arch lint lists arch bench size cross image dist reproduce book record package fuzz install clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -97,12 +100,12 @@ sanity: ## the conformance suite for CNI plugins, target/<target>/release/cni-sa
 
 # Each task that installs dependencies runs in a make of its own, which sees a standard library that was installed:
 # TARGET depends on it.
-demo test test-vm soak record: %: prepared-%
+demo test test-vm test-long soak record: %: prepared-%
 	@$(MAKE) --no-print-directory run-$*
 
-.PHONY: prepared-demo prepared-test prepared-test-vm prepared-soak prepared-record
+.PHONY: prepared-demo prepared-test prepared-test-vm prepared-test-long prepared-soak prepared-record
 prepared-demo prepared-record: prepare-demo
-prepared-test prepared-test-vm prepared-soak: prepare-test
+prepared-test prepared-test-vm prepared-test-long prepared-soak: prepare-test
 
 demo: ## installs what is missing; two containers on one bridge in private namespaces: attach, inspect, ping, detach
 run-demo: build
@@ -137,10 +140,15 @@ test-fresh: ## the tests of the last commit in a minimal Debian root, as root wi
 	scripts/prepare.sh fresh
 	scripts/fresh-root.sh make test
 
-soak: ## the whole suite with the long tests, SOAK rounds of the randomised tests, one minute of each fuzz target
-run-soak: build
-	CNIBOX_SOAK=$(SOAK) CNIBOX_VM_TIMEOUT=7200 CNIBOX_BIN=$(abspath $(BINARY)) scripts/lanes.sh host-and-vm
+test-long: ## the whole suite with the long tests, ROUNDS of the randomised tests, one minute of each fuzz target
+run-test-long: build
+	CNIBOX_LONG=$(ROUNDS) CNIBOX_VM_TIMEOUT=7200 CNIBOX_BIN=$(abspath $(BINARY)) scripts/lanes.sh host-and-vm
 	scripts/fuzz.sh 60
+
+soak: ## one node for MINUTES=60: WORKERS=64 attach to every plugin, beside kills, flushes and a full disk; SEED=<number> repeats one
+run-soak: build
+	ulimit -n 4096; SEED=$(SEED) MINUTES=$(MINUTES) WORKERS=$(WORKERS) CNIBOX_BIN=$(abspath $(BINARY)) $(CARGO) test $(WORKSPACE) \
+		--test it -- --exact --nocapture soak::everything_at_once_leaves_nothing
 
 lint: check-source ## formatting, clippy, rustdoc, texts of source and documentation, licences and sources of dependencies, shell scripts, charts, manifests
 	$(CARGO) clippy --locked --lib --bins -- -D warnings

@@ -17,9 +17,9 @@ cd "$(dirname "$0")/.."
 
 say() { echo "lanes: $*"; }
 
-# CNIBOX_SOAK includes the long tests (#[ignore]).
+# CNIBOX_LONG includes the long tests (#[ignore]).
 flags=()
-[ -z "${CNIBOX_SOAK-}" ] || flags=(--include-ignored)
+[ -z "${CNIBOX_LONG-}" ] || flags=(--include-ignored)
 
 # Prints a line "executable<tab>test" for each failed test in the output of cargo or of run_list.
 # Fails if the output is not that of complete runs in which every failure has a name: if an executable
@@ -194,10 +194,10 @@ reasons "$dir/host" "$dir/vm"
 # cargo counts a skipped test as passed.
 say "host lane: $host, of which $skipped skipped; VM lane: $ran passed, $failed failed; second tries: $(wc -l <"$dir/again"); in no lane: $((skipped - ran - failed))"
 ignored=$(awk '/^test result:/ { ignored += $8 } END { print ignored + 0 }' "$dir/host")
-[ "$ignored" = 0 ] || [ "$1" = vm ] || say "ignored, because they take minutes or only print (make soak): $ignored"
+[ "$ignored" = 0 ] || [ "$1" = vm ] || say "ignored, because they take minutes or only print (make test-long): $ignored"
 [ "$ran" = "$skipped" ] || [ "${CNIBOX_NO_VM-}" = 1 ] || status=1
-if [ -n "${CNIBOX_SOAK-}" ] && [ -s "$dir/again" ]; then
-    say "a test that passes only at the second try fails make soak"
+if [ -n "${CNIBOX_LONG-}" ] && [ -s "$dir/again" ]; then
+    say "a test that passes only at the second try fails make test-long"
     status=1
 fi
 exit $status

@@ -22,7 +22,7 @@ fn program(path: &Path, script: &str) {
 
 /// A run in which cargo prints `output` and exits with `status`, and in which each line of `alone`
 /// is the script of an executable that is run alone: whether it succeeds, and its last line.
-fn run(output: &str, status: u8, alone: &str, soak: bool) -> (bool, String) {
+fn run(output: &str, status: u8, alone: &str, is_long: bool) -> (bool, String) {
     let directory = TempDir::new().unwrap();
     let at = |name: &str| directory.path().join(name);
     let executable = at("unit").display().to_string();
@@ -40,11 +40,11 @@ fn run(output: &str, status: u8, alone: &str, soak: bool) -> (bool, String) {
     );
     program(&at("cargo"), &cargo);
     let mut lanes = Command::new("bash");
-    lanes.arg(root().join("scripts/lanes.sh")).arg("host-and-vm").env_remove("CNIBOX_SOAK");
+    lanes.arg(root().join("scripts/lanes.sh")).arg("host-and-vm").env_remove("CNIBOX_LONG");
     let path = format!("{}:{}", directory.path().display(), std::env::var("PATH").unwrap());
     lanes.env("PATH", path).env("CNIBOX_NO_VM", "1");
-    if soak {
-        lanes.env("CNIBOX_SOAK", "1");
+    if is_long {
+        lanes.env("CNIBOX_LONG", "1");
     }
     let output = lanes.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -61,7 +61,7 @@ fn echo(text: &str) -> String {
 }
 
 #[test]
-fn a_test_that_passes_when_retried_fails_only_make_soak() {
+fn a_test_that_passes_when_retried_fails_only_make_test_long() {
     let (good, said) = run(&unit(PASSED), 0, "exit 1", true);
     assert!(good && said.contains("1 passed, 0 failed, "), "{said}");
     assert!(said.contains("second tries: 0;"), "{said}");

@@ -152,6 +152,20 @@ impl TableLayout {
         Ok(misplaced)
     }
 
+    /// Whether only `deleted` elements jump to a chain of [`TableLayout::subnet`]. The kernel counts
+    /// its rules among the uses: some may have been flushed, and one that somebody added keeps it.
+    pub fn is_unused(
+        &self,
+        nft: &NftSocket,
+        chain: NftChain<'_>,
+        uses: u32,
+        deleted: usize,
+    ) -> NetlinkResult<bool> {
+        let Some(rules) = self.subnet_rules(chain.name) else { return Ok(false) };
+        let uses = uses as usize;
+        Ok(uses <= deleted + rules.len() && uses <= deleted + nft.dump_rules(chain)?.len())
+    }
+
     /// Deletes elements, and the chains that only these elements jump to; `added` get their keys.
     pub fn delete_elements(
         &self,
@@ -174,8 +188,8 @@ impl TableLayout {
         for (name, (deleted, added)) in jumps {
             let Some(rules) = self.subnet_rules(name) else { continue };
             let chain = self.table.named_chain(name);
-            match nft.read_chain(chain)?.map(|info| info.uses as usize) {
-                Some(uses) if added == 0 && uses <= deleted + rules.len() => {
+            match nft.read_chain(chain)? {
+                Some(info) if added == 0 && self.is_unused(nft, chain, info.uses, deleted)? => {
                     batch.delete_object(chain);
                 }
                 None if added > 0 => {

@@ -218,49 +218,49 @@ fn a_macvlan_del_killed_anywhere_is_finished_by_the_next() {
 }
 
 #[test]
-#[ignore = "takes minutes in the VM lane: make soak"]
+#[ignore = "takes minutes in the VM lane: make test-long"]
 fn a_failing_ipvlan_add_leaves_nothing_at_any_system_call() {
     needs!(lane::IPVLAN);
     no_add_leaves_anything(&Scene::ipvlan());
 }
 
 #[test]
-#[ignore = "takes minutes in the VM lane: make soak"]
+#[ignore = "takes minutes in the VM lane: make test-long"]
 fn a_failing_dummy_add_leaves_nothing_at_any_system_call() {
     needs!(lane::DUMMY);
     no_add_leaves_anything(&Scene::dummy());
 }
 
 #[test]
-#[ignore = "takes minutes in the VM lane: make soak"]
+#[ignore = "takes minutes in the VM lane: make test-long"]
 fn a_failing_vlan_add_leaves_nothing_at_any_system_call() {
     needs!(lane::VLAN);
     no_add_leaves_anything(&Scene::vlan());
 }
 
 #[test]
-#[ignore = "takes minutes in the VM lane: make soak"]
+#[ignore = "takes minutes in the VM lane: make test-long"]
 fn a_vlan_add_killed_anywhere_is_cleaned_up_by_del() {
     needs!(lane::VLAN);
     survives_kill(&Scene::vlan(), "ADD");
 }
 
 #[test]
-#[ignore = "takes minutes in the VM lane: make soak"]
+#[ignore = "takes minutes in the VM lane: make test-long"]
 fn a_failing_add_with_a_vlan_leaves_nothing() {
     needs!(lane::BRIDGE_VLAN);
     no_add_leaves_anything(&Scene::bridge_vlan());
 }
 
 #[test]
-#[ignore = "takes minutes in the VM lane: make soak"]
+#[ignore = "takes minutes in the VM lane: make test-long"]
 fn a_killed_add_with_a_vlan_is_cleaned_up_by_del() {
     needs!(lane::BRIDGE_VLAN);
     survives_kill(&Scene::bridge_vlan(), "ADD");
 }
 
 #[test]
-#[ignore = "takes minutes in the VM lane: make soak"]
+#[ignore = "takes minutes in the VM lane: make test-long"]
 fn a_killed_del_with_a_vlan_is_finished_by_the_next() {
     needs!(lane::BRIDGE_VLAN);
     survives_kill(&Scene::bridge_vlan(), "DEL");

@@ -329,6 +329,25 @@ fn del_and_gc_work_when_one_of_two_tables_is_gone() {
 }
 
 #[test]
+fn del_and_gc_work_when_the_chain_of_a_subnet_is_empty() {
+    let node = Node::new();
+    for verb in ["DEL", "GC"] {
+        let net = bridge(&node, &json!({"ipMasq": true, "ipMasqBackend": "nftables"}));
+        let row = Row::new(&node, vec![net]);
+        let second = Container::new();
+        add(&row.list, "c2", &second);
+        node.sh("nft flush table inet cnibox_masquerade");
+        let valid = json!({"cni.dev/valid-attachments": [{"containerID": "c2", "ifname": "eth0"}]});
+        row.list[0].with(&valid).call(verb, "c1").netns(&row.first.path()).ok();
+        let rules = node.sh("nft list table inet cnibox_masquerade");
+        assert!(!rules.contains("id: c1") && rules.contains("id: c2"), "{verb}: {rules}");
+        row.list[0].call("DEL", "c2").netns(&second.path()).ok();
+        let rules = node.sh("nft list table inet cnibox_masquerade");
+        assert!(!rules.contains("subnet-"), "{verb}: {rules}");
+    }
+}
+
+#[test]
 fn damage_in_another_table_does_not_block_add() {
     let node = Node::new();
     let outside = outside(&node);

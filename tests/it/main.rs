@@ -48,6 +48,7 @@
 //! | `restricted` | read-only kernel parameters, a kernel without IPv6, a user namespace |
 //! | `scale` | every feature with state of all attachments, at 1, 20 and 200 |
 //! | `second_network` | two networks with the same routes: which one is preferred, what moves them |
+//! | `soak` | everything at once on one node, at random: half a minute, or an hour (`make soak`) |
 //! | `status` | STATUS succeeds exactly if the next ADD does |
 //! | **faults, dead and hostile containers** | |
 //! | `alive` | no live container is declared dead, and what the dead leave is reclaimed |
@@ -170,6 +171,7 @@ mod sbr;
 mod scale;
 mod second_network;
 mod seven;
+mod soak;
 mod spoof;
 mod static_plugin;
 mod status;

@@ -422,11 +422,11 @@ grow! {
     two_hundred_containers_of_the_usual_chain: "usual chain" to SIZES,
 }
 
-macro_rules! soak {
+macro_rules! long {
     ($($test:ident: $name:literal to $sizes:expr,)+) => {
         $(
             #[test]
-            #[ignore = "takes minutes: make soak"]
+            #[ignore = "takes minutes: make test-long"]
             fn $test() {
                 grow(Feature::of($name), &$sizes);
             }
@@ -434,7 +434,7 @@ macro_rules! soak {
     };
 }
 
-soak! {
+long! {
     subnets_of_two_thousand_networks: "subnets" to [1, 2000],
     two_thousand_single_addresses: "single addresses" to [1, 2000],
     two_thousand_rules_of_the_administrator: "administrator's rules" to [1, 2000],

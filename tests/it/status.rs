@@ -10,21 +10,21 @@ use crate::support::net::{merged, wire};
 use crate::support::node::{Call, Container, Node, Outcome, Running, executable};
 
 /// A pseudo-random number generator: xorshift64 (Marsaglia, 2003).
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, limit: usize) -> usize {
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         usize::try_from(self.0 % u64::try_from(limit).unwrap()).unwrap()
     }
 
-    fn one_in(&mut self, count: usize) -> bool {
+    pub(crate) fn one_in(&mut self, count: usize) -> bool {
         self.below(count) == 0
     }
 
-    fn any<'v, T>(&mut self, values: &'v [T]) -> &'v T {
+    pub(crate) fn any<'v, T>(&mut self, values: &'v [T]) -> &'v T {
         &values[self.below(values.len())]
     }
 }
@@ -392,7 +392,7 @@ fn status_agrees_with_the_next_add() {
 }
 
 #[test]
-#[ignore = "takes minutes: make soak"]
+#[ignore = "takes minutes: make test-long"]
 fn status_agrees_with_the_next_add_two_thousand_times() {
     compare(2000, 0x5eed_0002);
 }

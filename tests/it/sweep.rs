@@ -3,7 +3,7 @@
 //! namespace, and GC. Nothing may leak, no failure may be permanent, and meanwhile another
 //! container of the network is added and deleted.
 //!
-//! The complete sweep takes more than an hour (`make soak`); `make test` runs a sample of each
+//! The complete sweep takes more than an hour (`make test-long`); `make test` runs a sample of each
 //! chain. Findings are collected and printed, and the node is recreated after each finding.
 
 mod chains;
@@ -463,7 +463,7 @@ fn settles(before: &State, pod: &Pod<'_>) -> Result<(), String> {
 
 /// The number of rounds of errors.
 fn rounds() -> usize {
-    std::env::var("CNIBOX_SOAK").map_or(1, |text| text.parse().unwrap())
+    std::env::var("CNIBOX_LONG").map_or(1, |text| text.parse().unwrap())
 }
 
 /// All runs of a chain, or a sample of them.

@@ -8,7 +8,8 @@ mod traffic;
 use serde_json::{Value, json};
 
 use crate::support::chained::{Pod, Subject};
-use crate::support::node::Call;
+use crate::support::conflist::{Attached, Conflist};
+use crate::support::node::{Call, Container, Node};
 use crate::support::strace;
 
 const SUBJECT: Subject = Subject {
@@ -42,6 +43,26 @@ fn check(pod: &Pod<'_>, last: &Value) -> Call {
 #[test]
 fn every_verb_works_in_every_version() {
     SUBJECT.every_verb_in_every_version(&json!({}));
+}
+
+/// The result has the container's address a second time, for the machine.
+#[test]
+fn del_of_one_of_two_keeps_the_masquerading_of_the_other() {
+    let node = Node::new();
+    let ptp = json!({"type": "ptp", "ipMasq": true, "ipMasqBackend": "nftables",
+        "ipam": node.host_local(&["10.1.2.0/24"])});
+    let plugins = json!([ptp, {"type": "tc-redirect-tap"}]);
+    let conf = json!({"cniVersion": "1.1.0", "name": "net", "plugins": plugins});
+    let list = Conflist::new(&node, conf);
+    let containers = [Container::new(), Container::new()];
+    let [one, two] = [0, 1].map(|nth| Attached::new(&format!("c{nth}"), &containers[nth].path()));
+    let results = [&one, &two].map(|at| list.add(at).unwrap());
+    list.del(&one, Some(&results[0])).unwrap();
+    let rules = node.sh("nft list table inet cnibox_masquerade");
+    assert!(!rules.contains("id: c0") && rules.contains("id: c1"), "{rules}");
+    list.del(&two, Some(&results[1])).unwrap();
+    let rules = node.sh("nft list table inet cnibox_masquerade");
+    assert!(!rules.contains("subnet-"), "{rules}");
 }
 
 #[test]

@@ -272,9 +272,9 @@ seeds! {
 }
 
 #[test]
-#[ignore = "takes minutes: make soak"]
+#[ignore = "takes minutes: make test-long"]
 fn hundreds_of_random_sequences_per_round_agree() {
-    let rounds = std::env::var("CNIBOX_SOAK").map_or(1, |text| text.parse::<u64>().unwrap());
+    let rounds = std::env::var("CNIBOX_LONG").map_or(1, |text| text.parse::<u64>().unwrap());
     play_seeds(1000..1000 + 300 * rounds);
 }
 

@@ -92,7 +92,7 @@ fn every_verb_works_in_every_version() {
 }
 
 #[test]
-#[ignore = "takes minutes in the VM lane: make soak"]
+#[ignore = "takes minutes in the VM lane: make test-long"]
 fn every_verb_works_in_every_version_with_a_table() {
     needs!(lane::VRF);
     SUBJECT.every_verb_in_every_version(&json!({"vrfname": "blue", "table": 1001}));

@@ -177,9 +177,10 @@ pub(super) fn remove_stale_elements(
     ELEMENTS.delete_by_comment(nft, is_stale)?;
     nft.update_tables(&mut |nft| {
         let mut batch = NftBatch::new();
-        for chain in nft.dump_chains(TABLE)? {
-            if subnet_rules(&chain.name).is_some_and(|rules| chain.uses as usize <= rules.len()) {
-                batch.delete_object(TABLE.named_chain(&chain.name));
+        for info in nft.dump_chains(TABLE)? {
+            let chain = TABLE.named_chain(&info.name);
+            if LAYOUT.is_unused(nft, chain, info.uses, 0)? {
+                batch.delete_object(chain);
             }
         }
         Ok(batch)

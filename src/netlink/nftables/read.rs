@@ -1,5 +1,6 @@
 //! Reads chains, rules and elements.
 
+use std::collections::HashSet;
 use std::fmt::Display;
 
 use nix::errno::Errno;
@@ -225,13 +226,16 @@ impl NftSocket {
         Ok(found)
     }
 
-    /// The elements with the keys of `known`, or, if `known` is empty, all elements of the sets.
+    /// The elements with the keys of `known`, each once, or, if `known` is empty, all elements of the
+    /// sets. A result of tc-redirect-tap has the address of the container twice.
     pub fn find_elements(
         &self,
         sets: &[NftSet<'static>],
         known: &[SetElement],
     ) -> NetlinkResult<Vec<SetElement>> {
         let mut found: Vec<SetElement> = self.read_elements(known)?.into_iter().flatten().collect();
+        let mut keys = HashSet::new();
+        found.retain(|element| keys.insert((element.set, element.key.clone())));
         for set in sets.iter().filter(|_| known.is_empty()) {
             found.extend(self.dump_elements(*set)?);
         }

@@ -280,7 +280,11 @@ fn remove_shaping(host: &Netlink, end: &Link, devices: &[Link]) -> Result<()> {
         redirect::remove(host, end, &indexes)
     }));
     failures.keep_error(shape::delete_bucket(host, end));
-    failures.into_result()
+    match failures.into_result() {
+        // The end may go meanwhile, with the container's namespace.
+        Err(_) if host.find_link_by_index(end.index)?.is_none() => Ok(()),
+        outcome => outcome,
+    }
 }
 
 /// Fails if the kernel lacks a feature for shaping: shapes a device in the calling thread's
@@ -295,4 +299,18 @@ fn try_shaping() -> Result<()> {
     shape::add_redirect(&host, &device, &device, &mut undo)?;
     undo.commit();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netns::isolate_test_thread;
+
+    #[test]
+    fn a_hosts_end_that_went_meanwhile_needs_no_removal() {
+        isolate_test_thread();
+        let host = Netlink::open().unwrap();
+        let end = Link { index: 77, name: "veth12345678".to_owned(), ..Link::default() };
+        remove_shaping(&host, &end, &[]).unwrap();
+    }
 }

@@ -153,9 +153,9 @@ fn assert_keeps_all(world: &World, what: &str) {
 }
 
 /// Hides a container of the kind of this number. Each way to hide is tried with two kinds, with
-/// `CNIBOX_SOAK` with all.
+/// `CNIBOX_LONG` with all.
 fn is_never_dead(number: usize) {
-    let (kind, in_turn) = (KINDS[number], if env::var_os("CNIBOX_SOAK").is_some() { 5 } else { 2 });
+    let (kind, in_turn) = (KINDS[number], if env::var_os("CNIBOX_LONG").is_some() { 5 } else { 2 });
     let hidings = HIDINGS.iter().enumerate().filter(|(i, _)| (i + number) % 5 < in_turn);
     for (_, hiding) in hidings {
         let mut world = World::new(kind);

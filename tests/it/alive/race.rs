@@ -3,7 +3,7 @@
 //!
 //! The other call is stopped at each of its system calls in turn, and the runtime deletes and adds
 //! the container in the pause. Normally the pauses are a part of those at the calls that matter
-//! most, and one in many of the others; with `CNIBOX_SOAK` they are all.
+//! most, and one in many of the others; with `CNIBOX_LONG` they are all.
 
 use std::cell::RefCell;
 use std::env;
@@ -14,7 +14,7 @@ use super::{PORT, World};
 use crate::support::node::{Call, Container, eventually};
 use crate::support::pause;
 
-/// The pauses of each test, without `CNIBOX_SOAK`.
+/// The pauses of each test, without `CNIBOX_LONG`.
 const PAUSES: usize = 20;
 /// Of the pauses, one in so many is at another call than the critical ones.
 const OTHER: usize = 6;
@@ -95,7 +95,7 @@ impl Race<'_> {
         };
         let first = first(&calls);
         let mut numbers: Vec<usize> = (first..calls.len()).collect();
-        if env::var_os("CNIBOX_SOAK").is_none() {
+        if env::var_os("CNIBOX_LONG").is_none() {
             let critical: Vec<usize> =
                 pause::critical(&calls).into_iter().filter(|at| *at >= first).collect();
             let step = critical.len().div_ceil(PAUSES);

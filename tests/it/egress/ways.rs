@@ -698,7 +698,7 @@ impl Drop for EndOfFlood<'_> {
 
 /// A container sends the frames of all ways as fast as it can, while others come and go, the rules
 /// are flushed and deleted, a second ADD of the container is killed, and `repair` runs. With
-/// `CNIBOX_SOAK` there are a thousand cycles.
+/// `CNIBOX_LONG` there are a thousand cycles.
 #[test]
 fn a_flood_gets_nothing_out_whatever_happens_to_the_rules() {
     let keys = json!({"profile": "sandbox", "serve": ["tcp/80", "udp/53"]});
@@ -711,7 +711,7 @@ fn a_flood_gets_nothing_out_whatever_happens_to_the_rules() {
         (frame_socket(&world.inside), [&world.outside, &world.neighbour].map(Capture::at));
     let host = UdpSocket::bind("0.0.0.0:4000").unwrap();
     host.set_nonblocking(true).unwrap();
-    let cycles = if std::env::var_os("CNIBOX_SOAK").is_some() { 1000 } else { 30 };
+    let cycles = if std::env::var_os("CNIBOX_LONG").is_some() { 1000 } else { 30 };
     let is_over = AtomicBool::new(false);
     // How often the frames of all ways were sent.
     let rounds = AtomicUsize::new(0);

@@ -1,7 +1,7 @@
 //! SIGKILL at any moment of ADD, DEL, GC and reclaiming: the next call can read the store, no
 //! address has two owners, and none is lost.
 //!
-//! strace kills before each system call with an effect (with `CNIBOX_SOAK=<rounds>`, before every
+//! strace kills before each system call with an effect (with `CNIBOX_LONG=<rounds>`, before every
 //! call), or a signal kills after a random time. At the end the small pool is allocated to the last
 //! address, which reveals lost addresses.
 
@@ -26,7 +26,7 @@ const EFFECTS: [&str; 8] =
     ["write", "link", "rename", "unlink", "utimensat", "mkdir", "open", "flock"];
 
 fn rounds() -> Option<usize> {
-    std::env::var("CNIBOX_SOAK").ok().map(|text| text.parse().unwrap())
+    std::env::var("CNIBOX_LONG").ok().map(|text| text.parse().unwrap())
 }
 
 struct Scene<'n> {

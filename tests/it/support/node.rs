@@ -147,6 +147,12 @@ impl Node {
     }
 }
 
+/// The lowest descriptor of a container's namespace. The other files of the process have lower ones,
+/// also while many calls are started at once.
+pub(crate) static FIRST_DESCRIPTOR: AtomicI32 = AtomicI32::new(300);
+/// After so many containers a descriptor, which is a part of the path, is used again.
+pub(crate) static DESCRIPTORS: AtomicI32 = AtomicI32::new(700);
+
 /// A container: a namespace that lives as long as this value.
 pub(crate) struct Container {
     netns: Netns,
@@ -159,11 +165,11 @@ impl Container {
     /// next file, which may be the namespace of another test's node: a DEL after the end of
     /// this container must not find it.
     pub(crate) fn new() -> Container {
-        const FIRST: i32 = 300;
-        const COUNT: i32 = 700;
         static NEXT: AtomicI32 = AtomicI32::new(0);
         let unnamed = fs::File::open(Netns::create_unnamed().unwrap().path());
-        let number = FIRST + NEXT.fetch_add(1, Ordering::Relaxed).rem_euclid(COUNT);
+        let first = FIRST_DESCRIPTOR.load(Ordering::Relaxed);
+        let count = DESCRIPTORS.load(Ordering::Relaxed);
+        let number = first + NEXT.fetch_add(1, Ordering::Relaxed).rem_euclid(count);
         let file = rustix::io::fcntl_dupfd_cloexec(unnamed.unwrap(), number).unwrap();
         let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
         Container { netns: Netns::open(Path::new(&path)).unwrap(), _file: file }

@@ -152,7 +152,7 @@ macro_rules! chains {
             }
 
             #[test]
-            #[ignore = "takes minutes: make soak"]
+            #[ignore = "takes minutes: make test-long"]
             fn kills_and_errors_at_every_point_leave_nothing() {
                 $(needs!($feature);)?
                 sweep(&CHAIN, None);

@@ -62,21 +62,21 @@ fn at_each_step(verb: &str, action: &str) {
 }
 
 #[test]
-#[ignore = "takes minutes in the VM lane: make soak"]
+#[ignore = "takes minutes in the VM lane: make test-long"]
 fn a_failing_add_leaves_nothing_at_any_step() {
     needs!(lane::VRF);
     at_each_step("ADD", "error=EPERM");
 }
 
 #[test]
-#[ignore = "takes minutes in the VM lane: make soak"]
+#[ignore = "takes minutes in the VM lane: make test-long"]
 fn an_add_killed_anywhere_is_cleaned_up_by_del() {
     needs!(lane::VRF);
     at_each_step("ADD", "signal=KILL");
 }
 
 #[test]
-#[ignore = "takes minutes in the VM lane: make soak"]
+#[ignore = "takes minutes in the VM lane: make test-long"]
 fn a_del_killed_or_failing_anywhere_is_finished_by_the_next() {
     needs!(lane::VRF);
     at_each_step("DEL", "signal=KILL");
