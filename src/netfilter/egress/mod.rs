@@ -18,6 +18,7 @@
 
 mod answer;
 pub mod compile;
+mod discovery;
 pub mod explain;
 pub mod guard;
 mod intervals;

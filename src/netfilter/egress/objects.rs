@@ -7,12 +7,13 @@ use ipnet::IpNet;
 use nix::libc;
 
 use super::compile::{AllowedTraffic, ServiceRange};
+use super::discovery::discovery;
 use super::intervals::{ALL_BUT_ICMPV6, addresses, services};
 use super::limits::{ConnectionLimits, ConnectionRate};
 use super::part::EgressPart;
 use super::policy::CompiledPolicy;
 use super::table::{
-    ETH_P_IP, FRAMES, ICMP, ICMPV6, NOTED, PACKETS, PolicyChains, REFUSED, REJECTED, discovery,
+    ETH_P_IP, FRAMES, ICMP, ICMPV6, NOTED, PACKETS, PolicyChains, REFUSED, REJECTED,
     established_reply,
 };
 use super::{CONTAINER_LINKS, LINK_LOCAL, PolicyChain};

@@ -16,6 +16,7 @@
 //!         iifname . ether saddr vmap @ports
 //!     }
 //!     chain link { .. }                       what IPv6 needs on a link; other source addresses; replies
+//!     chain targets { .. }                    other addresses in neighbour discovery
 //!     chain record { .. }                     records the flow
 //!     chain rejected { .. reject }            counts, records and answers
 //!     chain refused { .. drop }               in place of rejected, with "refuse": "drop"
@@ -70,6 +71,7 @@ use crate::netlink::nftables::{
     NftValue, PacketField, PacketLimit, PacketVerdict, RAW, SetElement, TableFamily, ValueType,
 };
 
+use super::discovery::{ETH_P_IPV6, TARGET_CHAIN, advertises, discovery, foreign_target, probes};
 use super::part::EgressPart;
 use super::{LINK_LOCAL, LINK_LOCAL_MULTICAST, UNSPECIFIED6};
 
@@ -249,7 +251,6 @@ pub(super) const ICMPV6: u8 = 58;
 
 pub(super) const ETH_P_IP: u16 = 0x0800;
 const ETH_P_ARP: u16 = 0x0806;
-const ETH_P_IPV6: u16 = 0x86dd;
 const ETH_P_8021Q: u16 = 0x8100;
 const ETH_P_8021AD: u16 = 0x88a8;
 
@@ -428,40 +429,11 @@ fn foreign_v6(sources: [NftSet<'_>; 2]) -> NftRule {
     rule.not_in_set(&[PacketField::EtherSaddr, PacketField::Ip6Saddr], sources[1])
 }
 
-/// The chain that compares the target of neighbour discovery. nft names the target in a rule that
-/// also compares the type of the message, and then reads its own listing no more: as `icmpv6 taddr`
-/// it is no number, of which the key of the set is.
-const TARGET_CHAIN: &str = "targets";
-
-fn advertises() -> NftRule {
-    NftRule::new().ethertype_is(ETH_P_IPV6).byte_is(PacketField::Icmpv6Type, 136)
-}
-
-/// Detection of duplicates.
-fn probes() -> NftRule {
-    let rule = NftRule::new().ethertype_is(ETH_P_IPV6).byte_is(PacketField::Icmpv6Type, 135);
-    rule.saddr_in(IpNet::V6(UNSPECIFIED6))
-}
-
-/// An advertised address of another, or a probe that would keep its owner from having it.
-fn foreign_target(targets: NftSet<'_>) -> NftRule {
-    NftRule::new().not_in_set(&[PacketField::EtherSaddr, PacketField::Icmpv6Target], targets)
-}
-
 /// ARP from another address than the container's and none, as probes have it (RFC 5227).
 fn foreign_arp() -> NftRule {
     let rule = NftRule::new()
         .match_unequal(PacketField::ArpSender, NftValue::Ip(Ipv4Addr::UNSPECIFIED.into()));
     rule.not_in_set(&[PacketField::EtherSaddr, PacketField::ArpSender], FRAME_SOURCES[0])
-}
-
-/// Messages of neighbour discovery of these types.
-pub(super) fn discovery(first: u8, last: u8) -> NftRule {
-    NftRule::new().byte_is(PacketField::Ip6Hoplimit, 255).byte_in_range(
-        PacketField::Icmpv6Type,
-        first,
-        last,
-    )
 }
 
 /// Messages of these types about multicast groups of the link.
