@@ -192,7 +192,7 @@ pub fn delete_pair(
         return Ok(host.delete_link_by_index(end.index).map(drop)?);
     }
     let inside = netns.map(|netns| {
-        delete_by_container_end(host, &ContainerNetns::open_in(netns)?, ifname, is_own)
+        delete_by_container_end(host, &ContainerNetns::open_in(netns)?, ifname, result, is_own)
     });
     if inside == Some(Ok(true)) {
         return Ok(());
@@ -208,9 +208,7 @@ fn find_listed_end(
     result: &CniResult,
     is_own: &dyn Fn(&str) -> bool,
 ) -> Result<Option<Link>> {
-    // The gateway of a VLAN is also a veth link of the host, but attachments share it.
-    let ends = result.interfaces.iter().filter(|entry| is_random_name(&entry.name));
-    for entry in ends.filter(|entry| entry.sandbox.is_empty()) {
+    for entry in listed_ends(result) {
         let Some(link) = host.find_link(&entry.name)? else { continue };
         if is_veth(&link)
             && (is_own(&link.alias)
@@ -223,17 +221,29 @@ fn find_listed_end(
     Ok(None)
 }
 
-/// Deletes the pair by the container's end, unless the label shows that the pair is another
-/// attachment's. Returns whether the pair was deleted.
+/// The host's ends in the result. The gateway of a VLAN is also a veth link of the host, but
+/// attachments share it.
+fn listed_ends(result: &CniResult) -> impl Iterator<Item = &ResultInterface> {
+    let all = result.interfaces.iter();
+    all.filter(|entry| entry.sandbox.is_empty() && is_random_name(&entry.name))
+}
+
+/// Deletes the pair by the container's end, unless label or MAC show that the pair is another
+/// attachment's: the path of the namespace may lead to the next container. Returns whether the pair
+/// was deleted.
 fn delete_by_container_end(
     host: &Netlink,
     inside: &ContainerNetns<'_>,
     ifname: &InterfaceName,
+    result: Option<&CniResult>,
     is_own: &dyn Fn(&str) -> bool,
 ) -> Result<bool> {
     let Some(link) = inside.netlink.find_link(ifname.as_str())? else { return Ok(false) };
-    // Older versions and the reference plugins set no label.
-    let may_be_own = |end: &Link| end.alias.is_empty() || is_own(&end.alias);
+    // Older versions and the reference plugins set no label, but list the MAC since 0.3.0.
+    let macs: Vec<_> = result.into_iter().flat_map(listed_ends).map(|end| &end.mac).collect();
+    let is_listed =
+        |end: &Link| macs.is_empty() || end.mac.is_some_and(|mac| macs.contains(&&mac.to_string()));
+    let may_be_own = |end: &Link| is_own(&end.alias) || (end.alias.is_empty() && is_listed(end));
     if let Some(end) = peer::find_host_end(host, inside, &link)?.filter(may_be_own) {
         return Ok(host.delete_link_by_index(end.index)?);
     }

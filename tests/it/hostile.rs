@@ -89,6 +89,22 @@ fn del_removes_an_interface_however_it_was_changed() {
     }
 }
 
+/// The path of a namespace is that of the next container when DEL of the former one is late.
+#[test]
+fn a_late_del_leaves_the_next_container_alone() {
+    let node = Node::new();
+    for net in pairs(&node) {
+        let (former, next) = (Container::new(), Container::new());
+        let prev = net.add(&former);
+        drop(former);
+        eventually("the former pair ends", || !is_there(&node, &end(&prev)));
+        node.sh(&format!("ip link add other type veth peer name eth0 netns {}", next.path()));
+        net.with(&json!({"prevResult": prev})).call("DEL", "c1").netns(&next.path()).ok();
+        assert!(is_there(&node, "other"), "{}", net.plugin);
+        node.sh("ip link del other");
+    }
+}
+
 #[test]
 fn gc_deletes_interfaces_whatever_the_container_changed() {
     let node = Node::new();
