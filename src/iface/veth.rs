@@ -211,14 +211,16 @@ fn find_listed_end(
     for entry in listed_ends(result) {
         let Some(link) = host.find_link(&entry.name)? else { continue };
         if is_veth(&link)
-            && (is_own(&link.alias)
-                || (link.alias.is_empty()
-                    && (link.mac.is_some_and(|mac| mac.to_string() == entry.mac))))
+            && (is_own(&link.alias) || (link.alias.is_empty() && has_mac(&link, entry)))
         {
             return Ok(Some(link));
         }
     }
     Ok(None)
+}
+
+fn has_mac(link: &Link, entry: &ResultInterface) -> bool {
+    link.mac.is_some_and(|mac| mac.to_string() == entry.mac)
 }
 
 /// The host's ends in the result. The gateway of a VLAN is also a veth link of the host, but
@@ -240,10 +242,12 @@ fn delete_by_container_end(
 ) -> Result<bool> {
     let Some(link) = inside.netlink.find_link(ifname.as_str())? else { return Ok(false) };
     // Older versions and the reference plugins set no label, but list the MAC since 0.3.0.
-    let macs: Vec<_> = result.into_iter().flat_map(listed_ends).map(|end| &end.mac).collect();
-    let is_listed =
-        |end: &Link| macs.is_empty() || end.mac.is_some_and(|mac| macs.contains(&&mac.to_string()));
-    let may_be_own = |end: &Link| is_own(&end.alias) || (end.alias.is_empty() && is_listed(end));
+    let mut listed = result.into_iter().flat_map(listed_ends).peekable();
+    let lists_none = listed.peek().is_none();
+    let may_be_own = |end: &Link| {
+        is_own(&end.alias)
+            || (end.alias.is_empty() && (lists_none || listed.any(|entry| has_mac(end, entry))))
+    };
     if let Some(end) = peer::find_host_end(host, inside, &link)?.filter(may_be_own) {
         return Ok(host.delete_link_by_index(end.index)?);
     }
