@@ -22,7 +22,7 @@ fn the_flavour_that_kubelet_has_marked_is_used() {
     ] {
         let (node, container) = (Node::new(), Container::new());
         let used = if mark == "OTHER" { own } else { kubelet };
-        node.sh(&format!("{kubelet} -t mangle -N {mark}"));
+        node.sh(&format!("{kubelet} -w -t mangle -N {mark}"));
         let path = format!("{}:{}", flavoured(&node, own), std::env::var("PATH").unwrap());
         let ipam = node.host_local(&["10.1.2.0/24"]);
         let net = Net::new(&node, "bridge", "1.1.0", &json!({"ipMasq": true, "ipam": ipam}));
@@ -45,9 +45,9 @@ fn doctor_tells_of_two_flavours() {
     let ipam = json!({"type": "host-local", "dataDir": "LEASES", "subnet": "10.88.0.0/16"});
     let ward = Ward::with(&json!([{"type": "bridge", "isGateway": true, "ipam": ipam}]));
     ward.attach(0);
-    ward.node.sh("iptables-legacy -t mangle -N OTHER");
+    ward.node.sh("iptables-legacy -w -t mangle -N OTHER");
     assert!(!ward.doctor().1.contains("kubelet"));
-    ward.node.sh("iptables-legacy -t mangle -N KUBE-IPTABLES-HINT");
+    ward.node.sh("iptables-legacy -w -t mangle -N KUBE-IPTABLES-HINT");
     let (status, text) = ward.doctor();
     let told = "note: node: kubelet has its rules in iptables-legacy, which cnibox uses, too";
     assert!(status == Some(0) && text.contains(told), "{text}");
