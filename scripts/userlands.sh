@@ -49,13 +49,12 @@ create() {
     mv "$root" "$cache/$1"
 }
 
-# enter SUITE: moves the processes of the mount namespace into a root, with a layer in memory for its files. Not by chroot(2), after which the
-# kernel creates no user namespace.
+# enter SUITE: moves the processes of the mount namespace into a root, with a layer in memory for its files. Not by
+# chroot(2), after which the kernel creates no user namespace.
 enter() {
-    local layers root
-    layers=$(mktemp -d)
+    local layers=$cache/layers root=$cache/layers/root
+    mkdir -p "$layers"
     mount -t tmpfs tmpfs "$layers"
-    root=$layers/root
     mkdir "$layers/upper" "$layers/work" "$root"
     mount -t overlay overlay -o "lowerdir=$cache/$1,upperdir=$layers/upper,workdir=$layers/work" "$root"
     for directory in proc sys dev; do mount --rbind "/$directory" "$root/$directory"; done
@@ -81,6 +80,9 @@ enter() {
 
 # What runs in a root, called by name: each function prints lines "name outcome" on stdout, and what failed on stderr.
 
+# failures GREP-ARG...: prints what failed of a report, in which there may be nothing.
+failures() { grep "$@" /root/report >&2 || true; }
+
 # The versions of the programs, the first number with a point in what they print.
 versions() {
     program() { echo "$1 $("${@:2}" 2>&1 | grep -om 1 '[0-9]\+\.[0-9.]*[0-9]' | head -n 1)"; }
@@ -101,7 +103,7 @@ rules() {
     for name in ${lacks[$suite]-}; do patterns+=(--skip "$name"); done
     RUST_BACKTRACE=0 integration-tests --test-threads $((2 * $(nproc))) "${patterns[@]}" >/root/report 2>&1 || status=1
     sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed.*/tests \1 passed, \2 failed/p' /root/report
-    grep -e FAILED -A 3 -e 'panicked at' /root/report >&2
+    failures -e FAILED -A 3 -e 'panicked at'
     return "$status"
 }
 
@@ -110,7 +112,7 @@ conformance() {
     cnibox install /opt/cni/bin >/dev/null
     cni-sanity --cni-version 1.1.0 /opt/cni/bin >/root/report || status=1
     sed -n 's/^required: \([0-9]*\) of \([0-9]*\) passed/cni-sanity \1 of \2/p' /root/report
-    grep -A 5 '^FAIL required\|^TROUBLE' /root/report >&2
+    failures -A 5 '^FAIL required\|^TROUBLE'
     return "$status"
 }
 
@@ -120,7 +122,7 @@ runtimes() {
     containerd --version 2>&1 | grep -q ' v\?2\.' || return 0
     ./runtimes/run.sh "$CNIBOX_BIN" containerd kubernetes egress status >/root/report 2>&1 || status=1
     echo "containerd $(dpkg-query -W -f '${Version}' containerd | sed 's/[~+-].*//'): $(grep -c '^  ok ' /root/report) passed, $(grep -c '^  FAIL' /root/report) failed"
-    grep -A 3 '^  FAIL' /root/report >&2
+    failures -A 3 '^  FAIL'
     return "$status"
 }
 
