@@ -4,7 +4,7 @@
 use cnibox::testing::netfilter::{PacketFilter, hand_over_to_reference};
 use serde_json::{Value, json};
 
-use crate::support::compare::peer;
+use crate::support::compare::{lacks_masquerading, peer};
 use crate::support::net::merged;
 use crate::support::node::{Call, Container, Node};
 use crate::support::traffic::{self, Place};
@@ -76,8 +76,7 @@ impl Pod {
         let Some(program) = peer("handover").map(|dir| dir.join(plugin)) else { return };
         if self.is_new(&program) {
             let outcome = self.call(plugin, "DEL").program(&program).run();
-            // With iptables 1.8.13 its DEL fails after an ADD of its own, too.
-            let is_known = outcome.stdout.contains("does not exist");
+            let is_known = lacks_masquerading(&outcome.stdout);
             assert!(outcome.status == Some(0) || is_known, "{outcome:?}");
             let rules = self.ruleset();
             let left = match plugin {

@@ -39,10 +39,10 @@ use self::beside::{Sample, growth};
 use self::networks::{GROUPS, Network};
 use self::report::{Report, Trouble};
 use crate::lane::{self, needs};
-use crate::status::Random;
 use crate::support::node::{
     Call, Container, DESCRIPTORS, FIRST_DESCRIPTOR, Node, Running, Snapshot, eventually, exists,
 };
+use crate::support::random::Random;
 
 /// The size of the two file systems with state.
 const DISK: &str = "32m";

@@ -8,26 +8,7 @@ use serde_json::{Value, json};
 
 use crate::support::net::{merged, wire};
 use crate::support::node::{Call, Container, Node, Outcome, Running, executable};
-
-/// A pseudo-random number generator: xorshift64 (Marsaglia, 2003).
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % u64::try_from(limit).unwrap()).unwrap()
-    }
-
-    pub(crate) fn one_in(&mut self, count: usize) -> bool {
-        self.below(count) == 0
-    }
-
-    pub(crate) fn any<'v, T>(&mut self, values: &'v [T]) -> &'v T {
-        &values[self.below(values.len())]
-    }
-}
+use crate::support::random::Random;
 
 /// Sets the key to one of the values, or leaves it out.
 fn maybe(random: &mut Random, conf: &mut Value, key: &str, values: &[Value]) {

@@ -10,6 +10,7 @@ pub(crate) mod netlink;
 pub(crate) mod node;
 pub(crate) mod parallel;
 pub(crate) mod pause;
+pub(crate) mod random;
 pub(crate) mod snapshot;
 pub(crate) mod strace;
 pub(crate) mod tap;

@@ -13,8 +13,8 @@ use serde_json::json;
 use super::networks::{self, GROUPS, Network};
 use super::report::{Trouble, said};
 use super::{Abandoned, Soak};
-use crate::status::Random;
 use crate::support::node::{Call, Container};
+use crate::support::random::Random;
 use crate::support::traffic::Place;
 
 /// How long DEL is repeated while there is a reason for its failure.

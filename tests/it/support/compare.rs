@@ -18,6 +18,12 @@ pub(crate) fn peer(test: &str) -> Option<std::path::PathBuf> {
     None
 }
 
+/// Whether a DEL of the reference has failed, in its last step, because its rules of iptables were
+/// gone. With iptables 1.8.13 it fails so after an ADD with nftables of its own, too.
+pub(crate) fn lacks_masquerading(error: &str) -> bool {
+    error.contains("-t nat -D POSTROUTING") && error.contains("does not exist")
+}
+
 /// Replaces the paths of node and container, MACs and random names in `text`.
 pub(crate) fn normal(text: &str, node: &Node, container: &Container) -> String {
     let text = text.replace(&container.path(), "NETNS");

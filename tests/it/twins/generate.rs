@@ -1,38 +1,10 @@
 //! Random networks, and random steps.
 
 use super::plan::{By, Damage, Extra, Ipam, Kind, Network, Op, PORTS, Place, Plan, Rules, Step};
+use crate::support::random::Random;
 
 const PODS: [&str; 3] = ["A", "B", "C"];
 const MAC: &str = "02:00:00:00:00:77";
-
-/// A pseudo-random number generator: xorshift64 (Marsaglia, 2003).
-struct Random(u64);
-
-impl Random {
-    fn of_seed(seed: u64) -> Random {
-        // Neighbouring seeds give unrelated sequences.
-        let mut random = Random((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        for _ in 0..8 {
-            random.below(2);
-        }
-        random
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % u64::try_from(limit).unwrap()).unwrap()
-    }
-
-    fn one_in(&mut self, count: usize) -> bool {
-        self.below(count) == 0
-    }
-
-    fn any<T: Copy>(&mut self, values: &[T]) -> T {
-        values[self.below(values.len())]
-    }
-}
 
 impl Network {
     /// A network beside others. Two networks on one segment have different subnets, because it is
@@ -40,7 +12,7 @@ impl Network {
     fn random(random: &mut Random, name: &'static str, others: &[Network]) -> Network {
         let has = |kind| others.iter().any(|other| other.kind == kind);
         let kind = match random.below(10) {
-            0..4 => Kind::Bridge(random.any(&["brx", "brx", "bry"])),
+            0..4 => Kind::Bridge(random.pick(&["brx", "brx", "bry"])),
             4..7 => Kind::Ptp,
             _ if has(Kind::Macvlan("m0")) => Kind::Macvlan("m1"),
             _ => Kind::Macvlan("m0"),
@@ -88,7 +60,7 @@ impl Plan {
         for name in &names[..count] {
             networks.push(Network::random(&mut random, name, &networks));
         }
-        let rules = random.any(&[Rules::Iptables, Rules::Nftables]);
+        let rules = random.pick(&[Rules::Iptables, Rules::Nftables]);
         // What nftables accepts may still be dropped by the policy.
         let drops = rules == Rules::Iptables && random.one_in(4);
         let mut plan = Plan { rules, drops, networks, steps: Vec::new() };
@@ -174,7 +146,7 @@ impl Model<'_> {
             _ if self.is_flushed => self.after_flush(),
             0..9 | 23 => self.add(),
             20 if !self.plan.steps.iter().any(|step| matches!(step.op, Op::AtOnce(_))) => {
-                Op::NodeRoute(self.random.any(&["10.1.0.2", "10.1.0.3"]))
+                Op::NodeRoute(self.random.pick(&["10.1.0.2", "10.1.0.3"]))
             }
             9..13 | 20 => self.del(),
             13 if !self.ended.is_empty() => self.late_del(),
@@ -211,13 +183,13 @@ impl Model<'_> {
     }
 
     fn some(&mut self) -> (Place, usize) {
-        self.random.any(&self.attached)
+        self.random.pick(&self.attached)
     }
 
     fn add(&mut self) -> Op {
         let place = Place {
-            pod: self.random.any(&PODS),
-            ifname: self.random.any(&["eth0", "eth0", "eth1"]),
+            pod: self.random.pick(&PODS),
+            ifname: self.random.pick(&["eth0", "eth0", "eth1"]),
         };
         if self.attached.iter().any(|(taken, _)| *taken == place) {
             return self.again_at(place);
@@ -232,7 +204,7 @@ impl Model<'_> {
         }
         // After a restart, a container has the network in which it was not deleted.
         let earlier = self.undeleted.iter().find(|(other, _)| *other == place);
-        let net = earlier.map_or_else(|| self.random.any(&free), |(_, net)| *net);
+        let net = earlier.map_or_else(|| self.random.pick(&free), |(_, net)| *net);
         let network = &self.plan.networks[net];
         if earlier.is_some() && network.has(Extra::SpoofCheck) {
             // The chain of the reference would have both MAC addresses.
@@ -249,7 +221,7 @@ impl Model<'_> {
             let free: Vec<u16> = PORTS.into_iter().filter(|port| !used(*port)).collect();
             // cnibox waits for two seconds until a port is free.
             ports = if free.is_empty() || self.random.one_in(12) { PORTS.to_vec() } else { free };
-            let only = self.random.any(&ports);
+            let only = self.random.pick(&ports);
             ports.retain(|port| *port == only);
         }
         let is_macvlan = matches!(network.kind, Kind::Macvlan(_));
@@ -308,7 +280,7 @@ impl Model<'_> {
     }
 
     fn late_del(&mut self) -> Op {
-        let place = self.random.any(&self.ended);
+        let place = self.random.pick(&self.ended);
         self.undeleted.retain(|(other, _)| *other != place);
         Op::Del(place)
     }
@@ -337,7 +309,7 @@ impl Model<'_> {
             Kind::Bridge(name) if self.random.one_in(2) => Damage::Bridge(name),
             // With nftables, one table of iptables has the rules of one side only.
             _ if self.plan.rules == Rules::Nftables => Damage::Ruleset,
-            _ => self.random.any(&[Damage::Ruleset, Damage::Nat]),
+            _ => self.random.pick(&[Damage::Ruleset, Damage::Nat]),
         }
     }
 

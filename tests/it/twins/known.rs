@@ -2,7 +2,8 @@
 
 use super::Difference;
 use super::plan::{Attachment, By, Extra, HOST, Ipam, Op, Place, Plan, Rules, Step};
-use super::side::{Seen, is_of_flushed};
+use super::side::Seen;
+use crate::support::compare::lacks_masquerading;
 use crate::support::conflist::Failed;
 
 /// A difference that docs/parity.md explains.
@@ -319,7 +320,12 @@ pub(super) const KNOWN: &[Known] = &[
         row: "flushed rules",
         explains: |case| {
             let is_expected = match case.op() {
-                Op::Del(_) => case.answers.0.failed.as_ref().is_some_and(is_of_flushed),
+                Op::Del(_) => case
+                    .answers
+                    .0
+                    .failed
+                    .as_ref()
+                    .is_some_and(|failed| lacks_masquerading(&failed.msg)),
                 Op::Check(_) => case.answers.1.failed.is_some(),
                 _ => false,
             };

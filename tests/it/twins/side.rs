@@ -22,6 +22,7 @@ use super::plan::{By, Damage, ECHO, HOST, Kind, OUTSIDE, Op, PORTS, Place, Plan,
 use super::probe::{Echo, Sender, matrix};
 use super::rules::rules;
 use super::{Mutant, view};
+use crate::support::compare::lacks_masquerading;
 use crate::support::conflist::{Attached, Conflist, Failed};
 use crate::support::node::{Container, Node, eventually};
 use crate::support::parallel::at_once;
@@ -421,7 +422,7 @@ END"
                 return Ok(Vec::new());
             }
             Ended::Deleted(Err(failed)) => {
-                if is_of_flushed(&failed) {
+                if lacks_masquerading(&failed.msg) {
                     self.deleted(place, by);
                 }
                 return Err(failed);
@@ -679,11 +680,6 @@ pub(super) const PORTMAP_CHECK: &str = "CHECK of `portmap` for a container witho
 /// Whether a CHECK has failed for the reason of [`PORTMAP_CHECK`].
 fn is_known(failed: &Failed) -> bool {
     failed.plugin == "portmap" && failed.msg.contains("could not check ipv6 dnat")
-}
-
-/// Whether a DEL of the reference has failed, in its last step, because its rules were flushed.
-pub(super) fn is_of_flushed(failed: &Failed) -> bool {
-    failed.msg.contains("-t nat -D POSTROUTING") && failed.msg.contains("does not exist")
 }
 
 /// The addresses of a result, without their prefix lengths.
