@@ -13,6 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{fmt, io, panic, process};
 
 use nix::errno::Errno;
@@ -22,6 +23,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::sockopt::GetStruct;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, getsockopt, socket};
 use nix::sys::statfs::{FsType, NSFS_MAGIC, PROC_SUPER_MAGIC, statfs};
+use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use cni::error::{self, errno_text, io_text};
@@ -33,6 +35,9 @@ const CURRENT: &str = "/proc/thread-self/ns/net";
 /// Stack size in bytes: enough for a dozen netlink requests; the default of 2 MiB would use more
 /// memory.
 const STACK_SIZE: usize = 256 * 1024;
+
+/// Clock ticks a second in files of `/proc`, on every architecture of this program.
+const USER_HZ: u64 = 100;
 
 /// The identity of a namespace, by a path to it.
 ///
@@ -67,6 +72,22 @@ impl NetnsIdentity {
             ino: meta.ino(),
             ctime: if pinned { ctime } else { 0 },
         })
+    }
+
+    /// When the namespace at `path` was created or, in `/proc/<pid>`, when that process was
+    /// started, by the present wall clock. `None` if there is no namespace, or this is unknown.
+    pub fn creation_time(path: &Path) -> Option<SystemTime> {
+        let ctime = NetnsIdentity::at_path(path)?.ctime;
+        if ctime != 0 {
+            return UNIX_EPOCH.checked_add(Duration::from_nanos(ctime.try_into().ok()?));
+        }
+        let process = path.strip_prefix("/proc").ok()?.components().next()?;
+        let stat = fs::read_to_string(Path::new("/proc").join(process).join("stat")).ok()?;
+        // proc_pid_stat(5): starttime is the 20th field after the name of the program.
+        let ticks: u64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
+        let uptime = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?);
+        let age = uptime.checked_sub(Duration::from_millis(ticks * (1000 / USER_HZ)))?;
+        SystemTime::now().checked_sub(age)
     }
 }
 

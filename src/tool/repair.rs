@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,6 +26,7 @@ use cni::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::netfilter::reconcile::{ReconcileMode, reconcile_all};
 use crate::netfilter::{PacketFilter, PacketFilterWatch};
 use crate::netlink::{LossEvents, Netlink};
+use crate::netns::NetnsIdentity;
 use crate::options::{CommandLine, CommandOption, long_option, require_no_words, usage_error};
 use crate::repairs::RepairFindings;
 use cni::runtime::{CachedAttachment, Runtime};
@@ -149,7 +150,10 @@ impl RepairJob {
         repair_lost_devices(&mut repairs).unwrap_or_else(|error| repairs.record_failure(error));
         let snapshot = NodeSnapshot::take(&[self.runtime.results_dir()]);
         match self.runtime.cached_attachments("") {
-            Ok(all) => self.repair_attachments(&all, &snapshot, &mut repairs),
+            Ok(mut all) => {
+                all.retain(|cached| !is_at_later_namespace(cached));
+                self.repair_attachments(&all, &snapshot, &mut repairs);
+            }
             Err(error) => repairs.record_failure(error),
         }
         repairs
@@ -248,6 +252,13 @@ impl RepairJob {
             rules.restart_watch(&PacketFilter::new());
         }
     }
+}
+
+/// Whether the network namespace at the attachment's path was created after its ADD: it is another
+/// container's.
+fn is_at_later_namespace(cached: &CachedAttachment) -> bool {
+    let created = NetnsIdentity::creation_time(Path::new(&cached.attach.netns));
+    created.zip(cached.written).is_some_and(|(created, written)| created > written)
 }
 
 /// Restores the devices of ended attachments that the kernel has given back since.

@@ -1,7 +1,7 @@
 //! `cnibox repair`: restores lost state of live attachments and keeps manual changes.
 
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use cnibox::testing::netlink::Netlink;
 use serde_json::{Value, json};
@@ -261,6 +261,48 @@ fn repair_makes_no_interface_where_another_container_may_be() {
     let text = ward.repair();
     assert!(text.starts_with("left alone: interface \"eth0\" in "), "{text}");
     assert!(!pod.try_sh("ip link show eth0"));
+}
+
+/// A container that ended without DEL, and at its path the namespace of another one, which nothing
+/// has attached: a mount, and a process with the number of an earlier one.
+#[test]
+fn repair_changes_nothing_in_a_later_namespace_at_the_path() {
+    let ward = Ward::sized(&json!([{"type": "macvlan", "master": "card0"}]), 0);
+    ward.node.sh("ip link add card0 type veth peer name far0; ip link set card0 up");
+    let below = |name: &str| ward.node.path(name).display().to_string();
+    let conf = below("net.d");
+    let attach = |id: &str, path: &str| {
+        let words = ["cnitool", "add", "pods", path, "--container-id", id, "--conf-dir", &conf];
+        ward.cnibox(&words).printed();
+        below(&format!("cache/results/pods-{id}-eth0"))
+    };
+    let holder = Running::start(&ward.node.tool("", &["-n", "sleep", "1000"]).program("unshare"));
+    let of_process = format!("/proc/{}/ns/net", holder.id());
+    let is_apart = || fs::read_link(&of_process).ok() != fs::read_link("/proc/self/ns/net").ok();
+    eventually("unshare", is_apart);
+    let list = |path: &str| ward.node.sh(&format!("nsenter --net={path} ip -o link"));
+    let lose = |path: &str| ward.node.sh(&format!("nsenter --net={path} ip link del eth0"));
+    let (named, lost) = (&*below("pod"), "restored: interface \"eth0\" in ");
+    let make = || ward.node.sh(&format!("touch {named} && unshare --net={named} true"));
+
+    make();
+    attach("earlier", named);
+    ward.node.sh(&format!("umount {named}; sleep 0.02"));
+    make();
+    let process = attach("process", &of_process);
+    lose(&of_process);
+    assert_eq!(ward.repair(), format!("{lost}{of_process}\n"));
+    lose(&of_process);
+    // As after a boot, whose processes have the same numbers.
+    ward.node.sh(&format!("touch -d '1 hour ago' {process}"));
+    assert_eq!(ward.repair(), "nothing was missing\n");
+    for path in [named, &of_process] {
+        assert!(!list(path).contains("eth0"), "{path}");
+    }
+    // The namespace of its own ADD.
+    attach("same", named);
+    lose(named);
+    assert_eq!(ward.repair(), format!("{lost}{named}\n"));
 }
 
 #[test]

@@ -17,6 +17,7 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -50,6 +51,8 @@ pub struct CachedAttachment {
     pub config: Vec<u8>,
     /// Container, namespace (empty in old files), interface and arguments.
     pub attach: AttachmentParams,
+    /// When the result of ADD was written, if the file system tells.
+    pub written: Option<SystemTime>,
 }
 
 impl CachedAttachment {
@@ -339,10 +342,14 @@ impl Runtime {
 /// The attachment in the file `name`, unless the name is that of another attachment or the
 /// temporary name of a crashed writer.
 fn read_listed_file(results: &Path, name: &str) -> Option<CachedAttachment> {
-    let file = Json::parse(&files::read_regular_file(&results.join(name), MAX_BYTES).ok()?).ok()?;
+    let path = results.join(name);
+    // Before the content: a file that is replaced meanwhile does not look older than it is.
+    let written = path.metadata().ok()?.modified().ok();
+    let file = Json::parse(&files::read_regular_file(&path, MAX_BYTES).ok()?).ok()?;
     let found = (file_kind(&file) == KIND).then(|| decode_attachment(&file).ok())??;
     let key = CacheFileKey::new(&found.network, &found.attach).ok()?;
-    (key.plain_name() == name || key.hashed_name() == name).then_some(found)
+    let is_its_name = key.plain_name() == name || key.hashed_name() == name;
+    is_its_name.then_some(CachedAttachment { written, ..found })
 }
 
 /// The content of a file, with the keys in the reference's order.
@@ -406,6 +413,7 @@ fn decode_attachment(file: &Json) -> Result<CachedAttachment> {
                 text_member(file, "ifName"),
             )
         },
+        written: None,
     })
 }
 
