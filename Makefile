@@ -187,9 +187,10 @@ matrix: build ## test-runtimes with every installed runtime and those in the dir
 	scripts/prepare.sh runtimes
 	tests/runtimes/matrix.py $(BINARY) docs/compatibility.md
 
-test-kernels: prepare-test build sanity ## cni-sanity and the unit tests on the kernels of Debian 11, 12, 13 and sid, in VMs: an hour; SUITES="trixie sid" TYPES="bridge ptp"
-	CARGO_TARGET_$(shell rustc -vV | sed -n 's/^host: //p' | tr a-z- A-Z_)_RUNNER="scripts/kernels.sh $(abspath $(BINARY)) $(dir $(abspath $(BINARY)))cni-sanity" \
-		$(CARGO) test --locked --quiet --lib
+test-kernels: prepare-test build sanity ## cni-sanity, the integration tests of each plugin and the unit tests on the kernels of Debian 11, 12, 13 and sid, in VMs: an hour with KVM; SUITES="trixie sid" TYPES="bridge ptp" SELECT="lifecycle"
+	$(CARGO) test $(WORKSPACE) --no-run --lib --test it
+	scripts/kernels.sh $(abspath $(BINARY)) $(dir $(abspath $(BINARY)))cni-sanity \
+		$$($(CARGO) test $(WORKSPACE) --no-run --lib --test it 2>&1 | sed -n 's/^  Executable .*(\(.*\))/\1/p' | xargs realpath)
 
 test-userlands: prepare-test prepare-fresh build sanity ## the tests of packet filters with the programs of Debian 11, 12, 13 and sid, on this kernel, and the packages of "make dist", if there are any: an hour; SUITES="trixie sid" PATTERNS="firewall::"
 	RUSTFLAGS='-C target-feature=+crt-static' $(CARGO_TARGET)_RUNNER="scripts/userlands.sh $(abspath $(BINARY)) $(dir $(abspath $(BINARY)))cni-sanity" \

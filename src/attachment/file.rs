@@ -265,15 +265,21 @@ impl AttachmentRecord {
     /// Removes the record, or only the plugin's name while features have parts in the record: then
     /// the last feature removes the record.
     pub fn release_from_plugin(mut self) -> Result<()> {
-        // An interrupted removal leaves a part without the feature's link, which the feature does
-        // not find.
+        self.plugin.clear();
+        self.drop_unlisted_parts()
+    }
+
+    /// Removes the parts of features that do not list the attachment, and the record with the last
+    /// part, if the plugin has released it. Such a part means nothing, so that a deletion does not
+    /// fail where a full file system keeps the record as it was.
+    pub(super) fn drop_unlisted_parts(mut self) -> Result<()> {
         let instance = self.attachment_id().instance_id();
         self.rules.retain(|feature, _| is_listed(feature, &instance));
-        if self.rules.is_empty() {
+        if self.plugin.is_empty() && self.rules.is_empty() {
             return self.remove_with_addresses();
         }
-        self.plugin.clear();
-        Ok(self.save_record()?)
+        self.save_record().unwrap_or_else(|error| debug!("{error}"));
+        Ok(())
     }
 
     /// Removes the record and its entries by address.

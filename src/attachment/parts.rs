@@ -95,12 +95,8 @@ impl RecordStore {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
             removed => removed.during("remove", &link)?,
         }
-        let Some(mut record) = AttachmentRecord::find_by_instance(instance) else { return Ok(()) };
-        record.rules.remove(self.0);
-        if record.plugin.is_empty() && record.rules.is_empty() {
-            return record.remove_with_addresses();
-        }
-        Ok(record.save_record()?)
+        let record = AttachmentRecord::find_by_instance(instance);
+        record.map_or(Ok(()), AttachmentRecord::drop_unlisted_parts)
     }
 
     /// Removes the parts of the network's attachments that are not among `valid`.

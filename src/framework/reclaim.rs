@@ -404,22 +404,28 @@ pub(super) fn collect_garbage(
     failures.into_result()
 }
 
-/// Removes the state of the owner of leases, except for the leases. The attachment being added,
-/// `next`, may have the same names: its record and its source MAC check stay.
+/// Removes the state of the owner of leases, except for the leases. Returns whether nothing is left:
+/// another call may be changing the attachment. The attachment being added, `next`, may have the
+/// same names: its record and its source MAC check stay.
 fn remove_lease_owner_state(
     owner: AttachmentId<'_>,
     ips: &[IpAddr],
     next: Option<AttachmentId<'_>>,
-) -> Result<()> {
+) -> Result<bool> {
+    let is_next = next == Some(owner);
     // The attachment being added has the turn of its names.
-    let _lock = if next == Some(owner) { None } else { AttachmentTurn::take(owner)? };
+    let turn = (!is_next).then(|| AttachmentTurn::take_if_free(owner));
+    if matches!(turn, Some(None)) {
+        return Ok(false);
+    }
     match AttachmentRecord::find_by_attachment(owner) {
         // The record proves the end; the lease does not, because its store may be in a directory of
         // a tenant.
         Some(record) if record.is_gone() => remove_attachment_state(owner, ips),
-        _ if next == Some(owner) => remove_rules_and_devices(owner, ips, true),
+        _ if is_next => remove_rules_and_devices(owner, ips, true),
         _ => Ok(()),
-    }
+    }?;
+    Ok(true)
 }
 
 /// Removes and returns the leases of attachments that have ended, with their other state.
@@ -467,7 +473,7 @@ pub fn remove_lease_owners(
         let Some(owner) = owner else { continue };
         let removed = remove_lease_owner_state(owner, &ips, next)
             .context(|| format!("{first} stays: its rules cannot be removed"));
-        if failures.keep_error(removed).is_some() {
+        if failures.keep_error(removed).unwrap_or_default() {
             reclaimed.extend(same);
         }
     }

@@ -23,6 +23,20 @@ impl AttachmentTurn {
         Ok(lock.map(|lock| AttachmentTurn(Arc::new(OnceLock::from(Some(lock))))))
     }
 
+    /// The turn of an attachment, unless another call has it. Who has another lock, such as that of
+    /// leases, waits for no turn: the call that has the turn may wait for that lock.
+    pub fn take_if_free(owner: AttachmentId<'_>) -> Option<AttachmentTurn> {
+        let lock = AttachmentRecord::try_lock_instance(&owner.instance_id());
+        let lock = lock.map_or_else(
+            |error| {
+                debug!("{error}");
+                Some(None)
+            },
+            |lock| lock.map(Some),
+        )?;
+        Some(AttachmentTurn(Arc::new(OnceLock::from(lock))))
+    }
+
     /// Whether this call or its caller in the same process has the turn.
     pub(super) fn is_taken(&self) -> bool {
         self.0.get().is_some()

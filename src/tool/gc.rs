@@ -344,11 +344,8 @@ impl GarbageCollector<'_> {
         let failed =
             |error: Error| ActionOutcome::log_failure(&ended.network, ended.object(), &error);
         let (owner, mut outcomes) = (ended.attachment_id(), Vec::new());
-        let turn = match AttachmentTurn::take(owner) {
-            Ok(Some(turn)) => turn,
-            Ok(None) => return vec![failed(Error::internal("its lock cannot be taken"))],
-            Err(error) => return vec![failed(error)],
-        };
+        // Another call is attaching or detaching it.
+        let Some(turn) = AttachmentTurn::take_if_free(owner) else { return outcomes };
         let life = self.liveness(owner);
         let is_same = self.files_of(ended).is_ok_and(|files| self.before.has_same(owner, &files));
         let why = self.selection.deletion_reason(&ended.network, owner.id, life);
@@ -386,16 +383,14 @@ impl GarbageCollector<'_> {
         let first_own = list.plugins.iter().position(|plugin| {
             let found = executor.find_plugin(&plugin.plugin_type, dirs);
             // A plugin that is missing fails.
-            found.map_or(true, |path| {
-                executor.find_own_plugin(&path).is_some_and(|own| own.connects)
-            })
+            found.map_or(true, |path| executor.find_own_plugin(&path).is_some())
         });
         let mut own = list.clone();
         own.plugins.drain(..first_own.unwrap_or(list.plugins.len()));
         let runtime =
             Runtime { executor: Box::new(executor), ..self.directories.new_runtime(self.table) };
         let done = ActionOutcome::new("detached", &ended.network, ended.object(), &ended.why);
-        if first_own == Some(0) || ended.is_loopback() {
+        if first_own == Some(0) {
             return runtime.del(list, &ended.attach).map(|()| Some(done));
         }
         // The cache keeps the arguments for the DEL or GC of the runtime.

@@ -88,6 +88,24 @@ fn a_reclaimed_address_has_no_state_of_the_dead_container() {
     }
 }
 
+/// `/run` may be full of other programs' files: DEL removes the attachment's record, and its parts
+/// before, without a byte of space.
+#[test]
+fn del_needs_no_space_for_its_records() {
+    for backend in BACK_ENDS {
+        let node = Node::new();
+        node.sh("mount -o remount,size=256k /run/cni");
+        let (chain, container) = (Chain::new(&node, backend), Container::new());
+        let prev = chain.add("c1", &container);
+        node.sh("cat /dev/zero > /run/cni/filler 2> /dev/null || true");
+        for plugin in ["bandwidth", "firewall", "portmap", "bridge"] {
+            chain.behind(plugin, "DEL", "c1", &prev).netns(&container.path()).ok();
+        }
+        chain.has_nothing_of("c1");
+        assert_eq!(node.sh("find /run/cni ! -type d ! -name '*.lock'"), "/run/cni/filler\n");
+    }
+}
+
 #[test]
 fn a_lease_is_kept_if_deleting_the_rules_fails() {
     let node = Node::new();

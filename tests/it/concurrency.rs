@@ -14,9 +14,10 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
+use crate::doctor::Ward;
 use crate::support::compare;
 use crate::support::net::{merged, settles};
-use crate::support::node::{Call, Container, Node};
+use crate::support::node::{Call, Container, Node, eventually};
 use crate::support::parallel::{WORKERS, at_once, at_once_in};
 use crate::support::traffic::Place;
 
@@ -247,6 +248,45 @@ impl Reference {
             }
         }
     }
+}
+
+/// Who reclaims leases, with the lock of all leases of the network, waits for no attachment that
+/// another call is changing: calls of other containers would wait as long.
+#[test]
+fn leases_are_not_locked_while_attachments_are_awaited() {
+    // Each would be awaited for two seconds, and an ADD waits ten for the leases.
+    const DEAD: usize = 6;
+    let ipam = json!({"type": "host-local", "dataDir": "LEASES", "ranges": [[{"subnet": "10.88.0.0/24"}]]});
+    let ptp = json!({"type": "ptp", "ipMasq": true, "ipMasqBackend": "nftables", "ipam": ipam});
+    let mut ward = Ward::sized(&json!([ptp]), DEAD + 1);
+    (1..=DEAD).for_each(|pod| ward.attach(pod));
+    drop(ward.pods.split_off(1));
+    eventually("all have ended", || ward.node.sh("ip -o link show type veth").is_empty());
+    let records = fs::read_dir("/run/cni/cnibox/attachments").unwrap();
+    let turns = records.map(|record| {
+        let name = record.unwrap().file_name().into_string().unwrap();
+        let instance = name.strip_suffix(".json").unwrap();
+        let turn = File::create(format!("/run/cni/cnibox/turn-{instance}.lock")).unwrap();
+        turn.lock_exclusive().unwrap();
+        turn
+    });
+    let turns: Vec<File> = turns.collect();
+    assert_eq!(turns.len(), DEAD);
+    let [leases, net_d] = ["leases", "net.d"].map(|dir| ward.node.path(dir).display().to_string());
+    let gc = ward.cnibox(&["gc", "--data-dir", &leases, "--conf-dir", &net_d]);
+    let mut running = gc.spawn().unwrap();
+    let lock = File::open(ward.node.path("leases/pods/lock")).unwrap();
+    eventually("gc has the leases, or has ended", || {
+        let is_locked = FileExt::try_lock_exclusive(&lock).is_err();
+        FileExt::unlock(&lock).unwrap();
+        is_locked || running.try_wait().unwrap().is_some()
+    });
+    ward.attach(0);
+    running.wait().unwrap();
+    assert_eq!(ward.node.leases("pods").len(), DEAD + 1, "others are changing them");
+    drop(turns);
+    gc.printed();
+    assert_eq!(ward.node.leases("pods").len(), 1);
 }
 
 fn one_range(node: &Node) -> Value {

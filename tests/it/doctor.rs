@@ -743,7 +743,7 @@ fn plugins_that_cannot_run_are_reported() {
 #[test]
 fn files_of_the_cache_are_collected() {
     let ipam = json!({"type": "host-local", "dataDir": "LEASES", "subnet": "10.88.0.0/24"});
-    let mut ward = Ward::with(&json!([{"type": "ptp", "ipam": ipam}]));
+    let mut ward = Ward::with(&json!([{"type": "loopback"}, {"type": "ptp", "ipam": ipam}]));
     ward.write("00-lo.conflist", "loop", &json!([{"type": "loopback"}]));
     let net_d = ward.node.path("net.d").display().to_string();
     for pod in 0..2 {

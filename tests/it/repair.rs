@@ -490,7 +490,7 @@ fn watch_executes_the_new_executable_after_an_upgrade() {
     let watch = ward.cnibox(&["repair", "--watch"]).program(ward.node.bin().join("cnibox"));
     let watch = Running::start(&watch);
     let executable =
-        || std::fs::read_link(format!("/proc/{}/exe", watch.id())).unwrap().display().to_string();
+        || fs::read_link(format!("/proc/{}/exe", watch.id())).unwrap().display().to_string();
     for upgrade in [false, true, true] {
         eventually("it sleeps", || watch.sleeps());
         if upgrade {
@@ -517,12 +517,12 @@ fn watch_does_not_downgrade_an_upgraded_directory() {
     let watch = ward.node.cnibox(&[&args[..], &["--cache-dir", &cache]].concat());
     let watch = Running::start(&watch.program(&program));
     let executable =
-        || std::fs::read_link(format!("/proc/{}/exe", watch.id())).unwrap().display().to_string();
+        || fs::read_link(format!("/proc/{}/exe", watch.id())).unwrap().display().to_string();
     eventually("it sleeps", || watch.sleeps());
     // Another executable of the same release.
     ward.node
         .sh(&format!("cp {directory}/cnibox {new} && echo >>{new} && mv {new} {directory}/cnibox"));
-    let size = || std::fs::metadata(&program).unwrap().len();
+    let size = || fs::metadata(&program).unwrap().len();
     let upgraded = size();
     eventually("it is the new one", || executable() == format!("{directory}/cnibox"));
     eventually("it sleeps", || watch.sleeps());
@@ -542,13 +542,13 @@ fn watch_backs_off_if_another_process_undoes_repairs() {
     let ward = ward(&json!({}), 1);
     let log = ward.node.path("log");
     let watch = ward.cnibox(&["repair", "--watch"]);
-    let mut watch = watch.command().stdout(std::fs::File::create(&log).unwrap()).spawn().unwrap();
+    let mut watch = watch.command().stdout(fs::File::create(&log).unwrap()).spawn().unwrap();
     let end = Instant::now() + 6 * ONE_SECOND;
     while Instant::now() < end {
         drop(std::process::Command::new("ip").args(["link", "del", "cni0"]).output().unwrap());
         thread::sleep(Duration::from_millis(5));
     }
-    let restored = std::fs::read_to_string(&log).unwrap().matches("restored: bridge").count();
+    let restored = fs::read_to_string(&log).unwrap().matches("restored: bridge").count();
     watch.kill().unwrap();
     watch.wait().unwrap();
     // Without pauses there would be a hundred.
