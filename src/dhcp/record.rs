@@ -4,6 +4,8 @@
 //! Times are relative to boot. Records of another boot are void, like the namespaces in them. A
 //! boot id that a container manager or an error has replaced proves no other boot.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -152,6 +154,9 @@ pub fn decode_record(bytes: &[u8]) -> Option<DhcpRecord> {
 pub struct DhcpRecordStore {
     dir: PathBuf,
     boot: String,
+    /// The records that could not be written, as on a full file system: the next write includes
+    /// them.
+    unwritten: RefCell<HashMap<DhcpLeaseKey, DhcpRecord>>,
 }
 
 impl DhcpRecordStore {
@@ -169,7 +174,8 @@ impl DhcpRecordStore {
     }
 
     fn from_directory(dir: PathBuf) -> DhcpRecordStore {
-        DhcpRecordStore { dir, boot: sysctl::boot_id().unwrap_or_else(|_| REPLACED.to_string()) }
+        let boot = sysctl::boot_id().unwrap_or_else(|_| REPLACED.to_string());
+        DhcpRecordStore { dir, boot, unwritten: RefCell::default() }
     }
 
     pub fn directory_path(&self) -> &Path {
@@ -191,7 +197,20 @@ impl DhcpRecordStore {
         Ok(FileLock::acquire_within(&self.dir.join("start"), patience)?)
     }
 
+    /// Writes the record, and those that could not be written before.
     pub fn save_record(&self, record: &DhcpRecord) -> Result<()> {
+        let mut unwritten = self.unwritten.borrow_mut();
+        unwritten.remove(&record.key);
+        let written = self.write_record(record);
+        if written.is_err() {
+            unwritten.insert(record.key.clone(), record.clone());
+        } else {
+            unwritten.retain(|_, other| self.write_record(other).is_err());
+        }
+        written
+    }
+
+    fn write_record(&self, record: &DhcpRecord) -> Result<()> {
         let path = self.dir.join(file_name(&record.key));
         let bytes = json::encode_compact(&DhcpRecordFile { boot: self.boot.clone(), record })?;
         let writer = AtomicWriter::with_unique_name(&path, Durability::Volatile);
@@ -200,6 +219,7 @@ impl DhcpRecordStore {
 
     /// Removes a record, if it exists.
     pub fn remove_record(&self, key: &DhcpLeaseKey) -> Result<()> {
+        self.unwritten.borrow_mut().remove(key);
         match fs::remove_file(self.dir.join(file_name(key))) {
             Err(e) if e.kind() != ErrorKind::NotFound => {
                 Err(Error::io(format_args!("remove the lease of {key}"), &e))
@@ -209,6 +229,9 @@ impl DhcpRecordStore {
     }
 
     pub fn load_record(&self, key: &DhcpLeaseKey) -> Option<DhcpRecord> {
+        if let Some(record) = self.unwritten.borrow().get(key) {
+            return Some(record.clone());
+        }
         let content = self
             .read_record_file(&file_name(key))
             .filter(|content| sysctl::is_same_boot(&content.boot, &self.boot))?;

@@ -64,6 +64,26 @@ fn the_daemon_keeps_invalid_records() {
     assert_eq!(after, before);
 }
 
+/// The lease is held, whether its record could be written or not; it is written with the next one.
+#[test]
+fn a_record_without_space_is_written_later() {
+    let world = World::new();
+    let dir = world.node.path("run/dhcp").display().to_string();
+    world.node.sh(&format!("mkdir -pm 700 {dir}; mount -t tmpfs -o size=64k,mode=700 tmpfs {dir}"));
+    let (_server, daemon) = (world.dnsmasq(9, &[]), world.daemon(&[]));
+    let (net, containers) = (world.alone("1.1.0"), [world.wired("v1"), world.wired("v2")]);
+    world.node.sh(&format!("cat /dev/zero > {dir}/filler 2> /dev/null || true"));
+    net.add(&containers[0]);
+    assert_eq!(world.records().len(), 0);
+    net.on("CHECK", &containers[0]).ok();
+    world.node.sh(&format!("rm {dir}/filler"));
+    net.call("ADD", "c2").netns(&containers[1].path()).result();
+    assert_eq!(world.records().len(), 2);
+    drop(daemon);
+    let _next = world.daemon(&[]);
+    net.on("CHECK", &containers[0]).ok();
+}
+
 #[test]
 fn the_daemon_is_started_below_run_cni_only() {
     let world = World::new();
