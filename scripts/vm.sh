@@ -229,7 +229,7 @@ start() {
     # several would wait for each other. no_timer_check, nowatchdog: on a loaded machine ticks are
     # late, and the kernel would report a broken timer or a stuck program.
     local options="console=ttyS0 quiet panic=-1 oops=panic mitigations=off nokaslr norandmaps"
-    options+=" clearcpuid=rep_good init_on_alloc=0 lsm=capability audit=0 transparent_hugepage=never"
+    options+=" clearcpuid=rep_good init_on_alloc=0 lsm=landlock,capability audit=0 transparent_hugepage=never"
     options+=" randomize_kstack_offset=off random.trust_cpu=on rcupdate.rcu_expedited=1 tsc=reliable no_timer_check nowatchdog net.ifnames=0"
     qemu -machine pc -accel "$accel" -cpu "${CNIBOX_VM_CPU:-$cpu}" -smp 1 -m "${CNIBOX_VM_MEM:-2G}" \
         -nodefaults -no-user-config -display none -no-reboot -serial "file:$dir/log" \

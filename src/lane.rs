@@ -49,6 +49,12 @@ pub const IPVLAN: KernelFeature = KernelFeature {
 };
 pub const BOND: KernelFeature =
     KernelFeature { name: "bonding", probe: "ip link add name p type bond" };
+/// Of Linux 5.11: until then the kernel neither reads nor reports the length.
+pub const MACVLAN_QUEUE: KernelFeature = KernelFeature {
+    name: "queue lengths of macvlan",
+    probe: "ip link add p type veth peer q && ip link add link p name m type macvlan bcqueuelen 3 \
+            && ip -d link show m | grep 'bcqueuelen 3 '",
+};
 pub const BRIDGE_VLAN: KernelFeature =
     KernelFeature { name: "bridge VLANs", probe: "ip link add p type bridge vlan_filtering 1" };
 /// The VM's network cards exist for tests; a machine's own cards must not be moved.

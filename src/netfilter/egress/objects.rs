@@ -357,24 +357,28 @@ impl PolicyObjects {
             exists = exists || nft.has_object(self.table.named_chain(name))?;
         }
         let mut batch = NftBatch::new();
+        for (name, _) in &self.chains {
+            let chain = self.table.named_chain(name);
+            batch.ensure_object(chain);
+            if exists {
+                batch.flush_chain(chain);
+            }
+        }
         for set in &self.sets {
             let nft_set = set.nft_set(self.table);
             batch.ensure_object(nft_set);
             if exists {
-                batch.flush_set(nft_set);
+                // Not flushed: Linux 5.10 refuses the intervals of several fields that a flush of
+                // the same transaction has removed.
+                batch.delete_object(nft_set).ensure_object(nft_set);
             }
             if let SetContent::Intervals(intervals) = &set.content {
                 batch.add_intervals(nft_set, intervals);
             }
         }
         for (name, rules) in &self.chains {
-            let chain = self.table.named_chain(name);
-            batch.ensure_object(chain);
-            if exists {
-                batch.flush_chain(chain);
-            }
             for rule in rules {
-                batch.append_rule(chain, rule);
+                batch.append_rule(self.table.named_chain(name), rule);
             }
         }
         Ok(batch)

@@ -9,6 +9,7 @@ use rtnetlink::packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL};
 use rtnetlink::packet_route::link::{LinkAttribute, Prop};
 
 use super::{bridge, sandbox, veths};
+use crate::lane::{self, needs};
 use crate::netlink::link::link_message;
 use crate::netlink::link_info::BridgePortInfo;
 use crate::netlink::request::NetlinkRequest;
@@ -67,6 +68,7 @@ fn macvlan<'a>(link: u32, mode: MacvlanMode) -> LinkKind<'a> {
 
 #[test]
 fn a_macvlan_reports_its_mode_and_its_queue_length() {
+    needs!(lane::MACVLAN_QUEUE);
     let netlink = sandbox();
     let (lower, _) = veths(&netlink);
     for mode in [MacvlanMode::Private, MacvlanMode::Bridge, MacvlanMode::Vepa] {

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{SUBJECT, layer2, simple};
+use crate::lane;
 use crate::support::net::{Net, wire};
 use crate::support::node::{Container, Node};
 
@@ -72,7 +73,9 @@ fn check_reports_changed_configuration() {
             "container macvlan bcqueuelen 1000 does not match expected value: 77",
         ),
     ] {
-        net.with(&keys).check_finds(&container, &result, msg);
+        if keys["bcqueuelen"].is_null() || lane::MACVLAN_QUEUE.is_here() {
+            net.with(&keys).check_finds(&container, &result, msg);
+        }
     }
     for (keys, msg) in [
         (json!({"mtu": 1501}), "invalid MTU 1501, must be [0, master MTU(1500)]"),

@@ -5,6 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::{SUBJECT, layer2, simple};
+use crate::lane::{self, needs};
 use crate::support::net::{Net, addresses, routes, settles, wire};
 use crate::support::node::{Container, Node, VERSIONS, assert_unchanged};
 use crate::support::strace;
@@ -168,6 +169,7 @@ fn a_mac_of_a_sibling_is_refused() {
 
 #[test]
 fn mtu_and_queue_length_have_the_documented_defaults() {
+    needs!(lane::MACVLAN_QUEUE);
     let node = Node::new();
     wire(&node);
     for (keys, mtu, queue) in [

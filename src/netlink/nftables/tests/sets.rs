@@ -178,7 +178,11 @@ fn two_thousand_intervals_are_several_messages() {
         .collect();
     for (set, all) in [(RANGES, simple), (SERVICES, keyed)] {
         for _ in 0..2 {
-            put(&nft, set, &all);
+            let renew = |batch: &mut NftBatch| {
+                batch.ensure_object(T).ensure_object(set).delete_object(set);
+                batch.ensure_object(set).add_intervals(set, &all);
+            };
+            nft.commit_batch(one(renew)).unwrap();
             assert!(nft.has_intervals(set, &all).unwrap());
         }
     }
