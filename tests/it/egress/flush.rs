@@ -89,15 +89,15 @@ fn repair_restores_policies_and_filters() {
 #[test]
 fn a_set_of_many_intervals_is_restored() {
     let allowed = |n: usize| {
-        let port = format!("tcp/{}", 1000 + n);
-        json!({"to": [format!("198.18.{n}.0/24")], "ports": [port]})
+        let ports = format!("tcp/{}-{}", 1000 + n, 1001 + n);
+        json!({"to": [format!("198.18.{n}.0/24")], "ports": [ports]})
     };
     let keys = json!({"allow": (0..200).map(allowed).collect::<Vec<_>>()});
     let world = World::new("bridge", &keys);
     let rules = || without_recorded(&world.node.sh("nft -s list ruleset"));
     let (before, text) = (rules(), world.node.sh("nft list sets table inet cnibox_egress"));
     let set = text.split_whitespace().find(|word| word.ends_with("_ranges4")).unwrap();
-    let element = "{ 198.18.9.0/24 . tcp . 1009 }";
+    let element = "{ 198.18.9.0/24 . tcp . 1009-1010 }";
     world.node.sh(&format!("nft delete element inet cnibox_egress {set} '{element}'"));
     assert!(world.node.cnibox(&["repair"]).printed().contains("restored: "));
     assert!(rules() == before, "{}", rules());
