@@ -49,6 +49,11 @@ pub const IPVLAN: KernelFeature = KernelFeature {
 };
 pub const BOND: KernelFeature =
     KernelFeature { name: "bonding", probe: "ip link add name p type bond" };
+/// Of Linux 5.12.
+pub const BOND_VLAN_SRCMAC: KernelFeature = KernelFeature {
+    name: "vlan+srcmac of bonding",
+    probe: "ip link add name p type bond mode 802.3ad xmit_hash_policy vlan+srcmac",
+};
 /// Of Linux 5.11: until then the kernel neither reads nor reports the length.
 pub const MACVLAN_QUEUE: KernelFeature = KernelFeature {
     name: "queue lengths of macvlan",

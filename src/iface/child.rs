@@ -24,7 +24,7 @@ use super::configure::{self, AddressStyle};
 use super::inside::{ContainerNetns, DEL_FIRST};
 use super::mtu::{MtuConfig, default_route_link};
 use super::{routes, verify, veth};
-use crate::netlink::{Link, LinkKind, MacAddress, Netlink, NewLink, VethPeer};
+use crate::netlink::{BondSettings, Link, LinkKind, MacAddress, Netlink, NewLink, VethPeer};
 use crate::netns::Netns;
 use crate::repairs::RepairFindings;
 use cni::error::{Error, ErrorContext, Result};
@@ -141,6 +141,9 @@ fn refusal_remedy(netlink: &Netlink, errno: Errno, kind: &LinkKind<'_>) -> Optio
             "choose another master: a macvlan in mode \"passthru\" is the only one on its master, \
              which must be an Ethernet device"
                 .to_owned()
+        }
+        (Errno::EINVAL, LinkKind::Bond(BondSettings { xmit_hash_policy: Some(5), .. })) => {
+            "\"xmitHashPolicy\": \"vlan+srcmac\" needs Linux 5.12: choose another one".to_owned()
         }
         (Errno::EEXIST, LinkKind::Vlan { link, id }) => format!(
             "another link, maybe of another container, has VLAN {id} of \"{}\": several containers \
