@@ -27,7 +27,7 @@ use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use cni::error::{self, errno_text, io_text};
-use cni::files::open_file;
+use cni::files::{self, open_file};
 
 /// The namespace of the calling thread; `/proc/self/ns/net` is the main thread's.
 const CURRENT: &str = "/proc/thread-self/ns/net";
@@ -38,6 +38,9 @@ const STACK_SIZE: usize = 256 * 1024;
 
 /// Clock ticks a second in files of `/proc`, on every architecture of this program.
 const USER_HZ: u64 = 100;
+
+/// Limit of the size of `/proc/<pid>/stat` in bytes.
+const MAX_STAT_BYTES: usize = 4096;
 
 /// The identity of a namespace, by a path to it.
 ///
@@ -82,7 +85,8 @@ impl NetnsIdentity {
             return UNIX_EPOCH.checked_add(Duration::from_nanos(ctime.try_into().ok()?));
         }
         let process = path.strip_prefix("/proc").ok()?.components().next()?;
-        let stat = fs::read_to_string(Path::new("/proc").join(process).join("stat")).ok()?;
+        let stat = Path::new("/proc").join(process).join("stat");
+        let stat = files::read_text(&stat, MAX_STAT_BYTES).ok()?;
         // proc_pid_stat(5): starttime is the 20th field after the name of the program.
         let ticks: u64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
         let uptime = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?);

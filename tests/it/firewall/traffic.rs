@@ -120,7 +120,7 @@ fn ingress_policies_limit_traffic_between_pods() {
             // module.
             let call = u8::from(backend == "iptables");
             for family in ["iptables", "ip6tables"] {
-                node.sh(&format!("echo {call} >/proc/sys/net/bridge/bridge-nf-call-{family}"));
+                node.sh(&format!("modprobe -q br_netfilter || true; echo {call} >/proc/sys/net/bridge/bridge-nf-call-{family}"));
             }
             let keys = json!({"backend": backend, "ingressPolicy": policy});
             let outside = world(&node);
