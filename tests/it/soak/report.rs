@@ -27,7 +27,8 @@ impl Trouble {
     /// Whether a message can have this reason.
     fn explains(self, verb: &str, text: &str) -> bool {
         match self {
-            Trouble::FullDisk => text.contains("no space left on device"),
+            // DEL needs no space.
+            Trouble::FullDisk => verb != "DEL" && text.contains("no space left on device"),
             Trouble::Flush => verb == "traffic" || RULES.iter().any(|word| text.contains(word)),
             Trouble::NoAddress => text.contains("no IP addresses available"),
             Trouble::OtherCalls => text.contains("held for more than"),

@@ -49,8 +49,7 @@ pub(super) struct Attached<'s> {
     id: String,
     capabilities: String,
     port: u16,
-    /// ADD succeeded while the disk was full, with a warning: nobody restores its rules, and of a
-    /// lease of DHCP the daemon has no record.
+    /// ADD succeeded while the disk was full, with a warning: nobody restores its rules.
     is_unrecorded: Cell<bool>,
 }
 
@@ -176,7 +175,8 @@ impl<'s> Attached<'s> {
 
     /// Whether DEL may never come. A device would be missed. And in a later container at the same
     /// path, to which nothing is attached yet, `repair` makes the children of a master again that
-    /// an earlier one had: no record says whose namespace it was.
+    /// an earlier one had, if the time of the result in the cache says that it is the same one: the
+    /// clocks jump here.
     fn may_be_left(&self) -> bool {
         let is_child = ["macvlan", "vlan", "ipvlan"].contains(&self.network.name);
         self.network.devices.is_empty() && !is_child
@@ -248,7 +248,7 @@ impl<'s> Attached<'s> {
         }
     }
 
-    /// DEL, which may have to wait for space, and the second DEL.
+    /// DEL, which may have to wait for other calls, and the second DEL.
     fn end(self, random: &mut Random) {
         let begin = Instant::now();
         while !self.is_done("DEL", random) {
