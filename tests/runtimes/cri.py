@@ -81,7 +81,7 @@ def ready():
     for condition in decode(call("Status", [])[1][0])[1]:
         condition = decode(condition)
         if condition[1][0] == b"NetworkReady":
-            sys.exit(0 if condition.get(2) else 1)
+            sys.exit(0 if condition.get(2) else condition.get(4, [b"not ready"])[0].decode())
     sys.exit(1)
 
 

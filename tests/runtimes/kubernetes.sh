@@ -125,17 +125,6 @@ no_proxy() {
     nft delete table ip kube-proxy
 }
 
-# in_pod POD COMMAND...: runs a command of the node in the network namespace of a pod.
-in_pod() {
-    local pod=$1
-    shift
-    nsenter "--net=$(sed -n 's/.*"sandbox":"\([^"]*\)".*/\1/p' /var/lib/cni/results/cluster-"$pod"-eth0)" "$@"
-}
-
-page_from() {
-    [ "$(in_pod "$1" curl -fsS -m 2 "http://$2/")" = hello ]
-}
-
 # Another host reaches the server, the pod does not.
 refused() {
     again page_outside "$2" && ! page_from "$1" "$2"

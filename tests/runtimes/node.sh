@@ -73,8 +73,10 @@ else
     done <<<"$hierarchies"
 fi
 mount -t tmpfs -o mode=755 tmpfs /run
-mkdir -p /run/netns /run/lock /var/lib/cni /opt/cni/bin /etc/cni/net.d
+mkdir -p /run/netns /run/lock /var/lib/cni /opt/cni/bin /etc/cni
 mount -t tmpfs tmpfs /var/lib/cni
+mount -t tmpfs -o mode=755 tmpfs /etc/cni
+mkdir /etc/cni/net.d
 mount --bind "$PLUGINS" /opt/cni/bin
 mount --bind "$CONF" /etc/cni/net.d
 hostname node

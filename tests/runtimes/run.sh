@@ -1,11 +1,13 @@
 #!/bin/bash
 # run.sh PLUGINS [SCENARIO...]: tests containerd and podman with these plugins, each on a temporary node.
-# PLUGINS is the executable of cnibox, or a directory of other plugins. With cnibox a third scenario has
-# egress policies, a fourth one has those of a Kubernetes node, also with CRI-O if it is installed, a fifth one asks STATUS
-# while pods come and go; with the reference plugins in PEER a sixth one switches a node from the reference and back.
+# PLUGINS is the executable of cnibox, or a directory of other plugins. With cnibox further scenarios have
+# egress policies (egress), those of a Kubernetes node (kubernetes), STATUS while pods come and go (status), STATUS and GC
+# as containerd 2 and CRI-O call them (verbs), pods with three networks by multus (multus), the same with CRI-O (crio) and,
+# with the reference plugins in PEER, a node that is switched from the reference and back (switch). Of runtimes that are
+# not in PATH verbs and multus imitate the calls, and crio is left out.
 set -eu
 [ "$(id -u)" = 0 ] || { echo "test-runtimes: needs root" >&2; exit 1; }
-[ $# -ge 1 ] || { sed -n '2,6s/^# //p' "$0"; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,7s/^# //p' "$0"; exit 2; }
 given=$(readlink -f "$1")
 shift
 peer=${PEER:-/usr/lib/cni}
@@ -16,11 +18,14 @@ export HERE PATH=$PATH:/usr/sbin:/sbin PYTHONDONTWRITEBYTECODE=1
 trap 'rm -rf "$base"' EXIT
 /usr/bin/python3 "$HERE/image.py" "$base/images.tar"
 
-# The newest version of the specification that the runtime knows; with 1.1.0 containerd 2 asks STATUS.
-case $(containerd --version 2>/dev/null) in
-    *" "[vV]2.* | *" 2."*) version=1.1.0 ;;
-    *) version=1.0.0 ;;
-esac
+# newest_version RUNTIME: the newest version of the specification that a runtime knows; with 1.1.0 containerd 2 asks
+# STATUS, and CRI-O calls GC.
+newest_version() {
+    case $1,$("$1" --version 2>/dev/null) in
+        containerd,*" "[vV]2.* | containerd,*" 2."* | crio,* | imitated-*) echo 1.1.0 ;;
+        *) echo 1.0.0 ;;
+    esac
+}
 
 # conf PLUGINS [LAST]: prints a network of bridge, the chained plugins in the directory, and one more plugin.
 conf() {
@@ -48,6 +53,7 @@ status=0
 scenario() {
     local name=$1 script=$2 started
     export WORK=$base/$name PLUGINS=$base/$name/plugins CONF=$base/$name/conf
+    version=$(newest_version "${CRI:-containerd}")
     mkdir -p "$CONF"
     conf "$PLUGINS" "${LAST-}" >"$CONF/10-pods.conflist"
     cp --reflink=auto "$base/images.tar" "$WORK/"
@@ -71,7 +77,7 @@ plugins_for() {
 }
 
 policy='{"type": "egress", "allow": [{"to": ["10.89.0.1"], "ports": ["icmp"]}], "capabilities": {"portMappings": true}}'
-wanted="${*:-containerd podman egress kubernetes crio status switch}"
+wanted="${*:-containerd podman egress kubernetes crio status verbs multus switch}"
 for name in $wanted; do
     case $name in
         containerd | podman)
@@ -88,9 +94,25 @@ for name in $wanted; do
             plugins_for "$name"
             scenario "$name" "$name.sh"
             ;;
+        verbs)
+            [ ! -d "$given" ] || continue
+            for runtime in containerd crio; do
+                # The installed containerd, if it asks STATUS; CRI-O itself is in the scenario crio.
+                if [ "$runtime,$(newest_version $runtime)" != containerd,1.1.0 ]; then runtime=imitated-$runtime; fi
+                plugins_for "verbs-$runtime"
+                CRI=$runtime scenario "verbs-$runtime" verbs.sh
+            done
+            ;;
+        multus)
+            [ ! -d "$given" ] || continue
+            for runtime in containerd imitated-crio; do
+                plugins_for "multus-$runtime"
+                CRI=$runtime scenario "multus-$runtime" multus.sh
+            done
+            ;;
         crio)
             if [ -d "$given" ] || ! command -v crio >/dev/null; then continue; fi
-            for script in containerd egress kubernetes; do
+            for script in containerd egress kubernetes verbs multus; do
                 plugins_for "crio-$script"
                 if [ "$script" = egress ]; then LAST=$policy; else LAST=; fi
                 CRI=crio scenario "crio-$script" "$script.sh"
