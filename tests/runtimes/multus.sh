@@ -21,8 +21,9 @@ cat >$NETWORKS/storage.conflist <<'END'
 END
 cat >$NETWORKS/uplink.conf <<'END'
 {"cniVersion": "1.0.0", "name": "uplink", "type": "macvlan", "master": "eth0",
- "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.89.0.0/24", "rangeStart": "10.89.0.128"}]]}}
+ "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.87.2.0/24", "rangeStart": "10.87.2.10"}]]}}
 END
+ip -n outside address add 10.87.2.1/24 dev eth0
 # What the installers of multus leave in the runtime's directory.
 echo '{"kind": "Config"}' >/etc/cni/net.d/multus.d/multus.kubeconfig
 echo '{"chrootDir": "/hostroot", "cniVersion": "0.3.1"}' >/etc/cni/net.d/multus.d/daemon-config.json
@@ -72,7 +73,7 @@ traffic() {
     check "$mode: another host through eth0, masqueraded" again ping_on "$client" eth0 10.89.0.1
     check "$mode: pod to pod on net1" again page_from "$client" "$(address "$web" net1 4)"
     check "$mode: pod to pod on net1, IPv6" again page_from "$client" "[$(address "$web" net1 6)]"
-    check "$mode: another host on net2" again ping_on "$client" net2 10.89.0.1
+    check "$mode: another host on net2" again ping_on "$client" net2 10.87.2.1
     check "$mode: from another host on net2" again ip netns exec outside ping -c 1 -W 2 "$(address "$web" net2 4)"
     [ -z "$port" ] || check "$mode: host port" again page_outside "10.89.0.2:${port%:*}"
 }
@@ -87,20 +88,20 @@ holds() {
     done
 }
 
-# Prints what a tool says, and fails, unless it is this one line.
+# says TEXT COMMAND...: fails, and prints what a tool says, unless its first line is this.
 says() {
     local said
     said=$("${@:2}" 2>&1)
-    [[ $said =~ $1 ]] && [ "$(wc -l <<<"$said")" = 1 ] || { echo "$said"; return 1; }
+    [ "$(sed 1q <<<"$said")" = "$1" ] || { echo "$said"; return 1; }
 }
 
 # The tools of cnibox find nothing to do.
 sound() {
     check "$mode: CHECK of all attachments, $1" holds
     check "$mode: doctor, $1" $cnibox doctor
-    check "$mode: repair, $1" says '^nothing ' $cnibox repair
-    check "$mode: gc, $1" says '^no ' $cnibox gc
-    $cnibox gc --dry-run
+    check "$mode: repair, $1" says "nothing was missing" $cnibox repair
+    # Of networks without a link on the host nothing proves that a pod lives, so that it is in doubt, and stays.
+    check "$mode: gc, $1" says "no dead attachment was found" $cnibox gc
 }
 
 # CRI-O has its own host ports.
@@ -116,7 +117,6 @@ for mode in thin thick; do
     client=$(cri pod client) || exit 1
     serve "$web"
     web4=$(address "$web" eth0 4) web6=$(address "$web" eth0 6)
-    check "$mode: interfaces" [ "$(in_pod "$web" ls /sys/class/net/)" != "" ]
     check "$mode: multus has cached three networks of each pod" [ "$(find $CACHE/results -type f | wc -l)" = 6 ]
     traffic
     sound "with pods"
