@@ -19,6 +19,7 @@ use cni::ValidAttachment;
 use cni::error::Result;
 use cni::files;
 use cni::json::Json;
+use cni::runtime;
 
 /// The directories in which libcni caches the results of ADD: that of runtimes, and that of multus.
 const CACHES: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/multus/results"];
@@ -58,7 +59,8 @@ fn read_unlisted(cache: &Path, network: &str, valid: &[ValidAttachment]) -> Vec<
             let attachment =
                 ValidAttachment { container_id: text("containerId"), ifname: text("ifName") };
             let is_of_network = text("kind") == KIND && text("networkName") == network;
-            is_of_network.then(|| CachedName { attachment, netns: text("netns") })
+            let netns = runtime::cached_netns(&file).to_owned();
+            is_of_network.then_some(CachedName { attachment, netns })
         })
         .filter(|cached| !valid.contains(&cached.attachment))
         .collect()

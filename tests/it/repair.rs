@@ -66,6 +66,25 @@ impl Ward {
     }
 }
 
+/// libcni before 1.2, such as that of containerd 1.6 and 1.7 and of podman 4, caches no path of the
+/// namespace; the result has it.
+#[test]
+fn attachments_of_older_runtimes_are_checked_and_repaired() {
+    let ward = ward(&json!({}), 2);
+    for pod in 0..2 {
+        let file = ward.node.path("cache/results").join(format!("pods-pod{pod}-eth0"));
+        let mut cached: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        assert!(cached.as_object_mut().unwrap().remove("netns").is_some());
+        fs::write(&file, cached.to_string()).unwrap();
+    }
+    ward.assert_healthy();
+    ward.node.sh("ip link del cni0");
+    let text = ward.repair();
+    assert!(text.contains("restored: bridge \"cni0\"\n"), "{text}");
+    ward.assert_healthy();
+    assert!(ward.all_reach_the_gateway());
+}
+
 #[test]
 fn repair_restores_a_deleted_bridge_with_its_ports() {
     for keys in [

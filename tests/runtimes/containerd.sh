@@ -21,6 +21,15 @@ check "host port from the node" again page 10.89.0.2:18080
 check "host port from another host" again page_outside 10.89.0.2:18080
 check "host port from a pod" again cri exec "$shell" get 10.89.0.2 18080
 
+# From what the runtime has cached.
+if [ -e /opt/cni/bin/cnibox ]; then
+    check "doctor" /opt/cni/bin/cnibox doctor
+    ip link delete cni0
+    check "repair of a deleted bridge" /opt/cni/bin/cnibox repair
+    check "pod to pod after it" again cri exec "$shell" get "$web4"
+    check "pod to another host after it" again cri exec "$shell" ping -c 1 -W 2 10.89.0.1
+fi
+
 if [ -e /opt/cni/bin/bandwidth ]; then
     slow=$(cri pod slow kubernetes.io/ingress-bandwidth=1M kubernetes.io/egress-bandwidth=1M)
     check "bandwidth annotation" grep -q tbf <<<"$(tc qdisc)"

@@ -37,6 +37,12 @@ check "published on 127.0.0.1 only, from the node" again page 127.0.0.1:18090
 check "published on 127.0.0.1 only, not from other hosts" no page_outside 10.89.0.2:18090
 check "container to published port" again podman run --rm "$image" get 10.89.0.2 18080
 check "container to another host" again podman run --rm "$image" ping -c 1 -W 2 10.89.0.1
+if [ -e /opt/cni/bin/cnibox ]; then
+    check "doctor" /opt/cni/bin/cnibox doctor
+    ip link delete "$(ip -br link show type bridge | cut -d ' ' -f 1)"
+    check "repair of a deleted bridge" /opt/cni/bin/cnibox repair
+    check "published for other hosts after it" again page_outside 10.89.0.2:18080
+fi
 check "a network of both families" podman network create --subnet 10.88.1.0/24 --subnet fd88::/64 --ipv6 two
 check "requested address and MAC address" podman run --rm --network two:ip=10.88.1.77,mac=02:11:22:33:44:55 "$image" \
     sh -c 'ip addr show eth0 | grep 10.88.1.77/24 && ip link show eth0 | grep 02:11:22:33:44:55'

@@ -8,10 +8,17 @@ use serde_json::json;
 use super::{IP, KINDS, PORT, World};
 use crate::support::node::{Container, eventually};
 
-/// Writes the file that another runtime, or multus, has cached of the container.
-fn cache_in(directory: &str, id: &str, netns: &str) {
+/// Writes the file that another runtime, or multus, has cached of the container; libcni before 1.2
+/// wrote the path of the namespace only in the result.
+fn cache_in(directory: &str, id: &str, netns: &str, is_older: bool) {
     fs::create_dir_all(directory).unwrap();
-    let file = json!({"kind": "cniCacheV1", "networkName": "net", "containerId": id, "ifName": "eth0", "netns": netns});
+    let mut file =
+        json!({"kind": "cniCacheV1", "networkName": "net", "containerId": id, "ifName": "eth0"});
+    if is_older {
+        file["result"] = json!({"interfaces": [{"name": "eth0", "sandbox": netns}]});
+    } else {
+        file["netns"] = json!(netns);
+    }
     fs::write(Path::new(directory).join(format!("net-{id}-eth0")), file.to_string()).unwrap();
 }
 
@@ -23,8 +30,12 @@ fn gc_keeps_what_lives_and_is_in_a_cache() {
         world.runtime("add", "live", &live.path()).printed();
         let before = world.state();
         assert!(before.contains(IP) && before.contains(&PORT.to_string()), "{kind}: {before}");
-        for directory in ["/var/lib/cni/results", "/var/lib/cni/multus/results"] {
-            cache_in(directory, "live", &live.path());
+        for (directory, is_older) in [
+            ("/var/lib/cni/results", false),
+            ("/var/lib/cni/multus/results", false),
+            ("/var/lib/cni/multus/results", true),
+        ] {
+            cache_in(directory, "live", &live.path(), is_older);
             for outcome in world.gc(Some(&[])) {
                 assert_eq!(outcome.status, Some(0), "{kind}: {outcome:?}");
                 let warning = "GC keeps container live, interface eth0, which the list lacks: it is alive, and in the cache";
@@ -63,7 +74,7 @@ fn gc_frees_what_is_in_a_cache_but_has_ended() {
         let world = World::new(kind);
         let dead = Container::new();
         world.runtime("add", "dead", &dead.path()).printed();
-        cache_in("/var/lib/cni/results", "dead", &dead.path());
+        cache_in("/var/lib/cni/results", "dead", &dead.path(), false);
         drop(dead);
         eventually("its link is gone", || {
             world.node.sh("ip -o link show type veth").lines().count() == 2

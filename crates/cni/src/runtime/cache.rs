@@ -409,12 +409,35 @@ fn decode_attachment(file: &Json) -> Result<CachedAttachment> {
             capability_args,
             ..AttachmentParams::new(
                 text_member(file, "containerId"),
-                text_member(file, "netns"),
+                cached_netns(file),
                 text_member(file, "ifName"),
             )
         },
         written: None,
     })
+}
+
+/// The path of the container's network namespace in a cache file, empty if it has none. libcni
+/// before 1.2, that of containerd 1.6 and 1.7 and of podman 4, writes none: there it is that of the
+/// interface in the result of ADD.
+#[doc(hidden)]
+pub fn cached_netns(file: &Json) -> &str {
+    let netns = text_member(file, "netns");
+    if !netns.is_empty() {
+        return netns;
+    }
+    let ifname = text_member(file, "ifName");
+    let Some(Json::Array(interfaces)) =
+        file.get_member("result").and_then(|result| result.get_member("interfaces"))
+    else {
+        return "";
+    };
+    interfaces
+        .iter()
+        .filter(|interface| text_member(interface, "name") == ifname)
+        .map(|interface| text_member(interface, "sandbox"))
+        .find(|sandbox| !sandbox.is_empty())
+        .unwrap_or_default()
 }
 
 fn file_kind(file: &Json) -> &str {

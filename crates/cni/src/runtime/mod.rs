@@ -46,6 +46,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use cache::CachedAttachment;
+#[doc(hidden)]
+pub use cache::cached_netns;
 pub use conf::{EXTENSIONS, MAX_CONF_BYTES, PluginConfig, find_config_files};
 pub use list::NetworkList;
 #[doc(hidden)]

@@ -72,6 +72,26 @@ fn cache_files_of_the_reference_are_read() {
     assert_eq!(all[0].attach.netns, "/run/netns/x");
 }
 
+/// libcni before 1.2, such as that of containerd 1.6 and 1.7 and of podman 4, writes no `netns`.
+#[test]
+fn the_namespace_of_an_older_file_is_that_of_its_result() {
+    let node = node();
+    let older = REFERENCE.replace(r#""netns":"/run/netns/x","#, "");
+    let netns = |interfaces: &str| {
+        let result = format!(r#""result":{{"interfaces":{interfaces},"#);
+        node.cache("net-c1-eth0", &older.replace(r#""result":{"#, &result));
+        node.runtime.cached_attachments("").unwrap()[0].attach.netns.clone()
+    };
+    let own = r#"{"name":"eth0","sandbox":"/run/netns/x"}"#;
+    let others = r#"{"name":"cni0"},{"name":"eth0"},{"name":"eth1","sandbox":"/y"}"#;
+    assert_eq!(netns(&format!("[{others},{own}]")), "/run/netns/x");
+    for unknown in [&format!("[{others}]"), "[]", "null", "7", r#"[7,{"name":7}]"#] {
+        assert_eq!(netns(unknown), "", "{unknown}");
+    }
+    node.cache("net-c1-eth0", &older);
+    assert_eq!(node.runtime.cached_attachments("").unwrap()[0].attach.netns, "");
+}
+
 #[test]
 fn unreadable_cached_configurations_are_errors() {
     let node = node();
