@@ -53,14 +53,15 @@ fn read_unlisted(cache: &Path, network: &str, valid: &[ValidAttachment]) -> Vec<
         .filter_map(|name| {
             let file =
                 Json::parse(&files::read_regular_file(&cache.join(name), MAX_BYTES).ok()?).ok()?;
-            let text = |key: &str| {
-                file.get_member(key).and_then(Json::as_str).unwrap_or_default().to_owned()
-            };
-            let attachment =
-                ValidAttachment { container_id: text("containerId"), ifname: text("ifName") };
+            let text = |key: &str| file.get_member(key).and_then(Json::as_str).unwrap_or_default();
             let is_of_network = text("kind") == KIND && text("networkName") == network;
-            let netns = runtime::cached_netns(&file).to_owned();
-            is_of_network.then_some(CachedName { attachment, netns })
+            is_of_network.then(|| CachedName {
+                attachment: ValidAttachment {
+                    container_id: text("containerId").to_owned(),
+                    ifname: text("ifName").to_owned(),
+                },
+                netns: runtime::cached_netns(&file).to_owned(),
+            })
         })
         .filter(|cached| !valid.contains(&cached.attachment))
         .collect()

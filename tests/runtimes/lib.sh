@@ -116,12 +116,12 @@ page_from() {
     [ "$(in_pod "$1" curl -fsS -m 2 "http://$2/")" = hello ]
 }
 
-# serve POD: a web server in a pod, of the node's programs; its PID is in $SERVER.
+# serve POD: a web server in a pod, of the node's programs; its PID is in SERVER.
 serve() {
     mkdir -p "$WORK/www"
     echo hello >"$WORK/www/index.html"
     in_pod "$1" busybox httpd -f -p 80 -h "$WORK/www" &
-    SERVER=$!
+    export SERVER=$!
 }
 
 import_images() {

@@ -82,9 +82,9 @@ traffic() {
 holds() {
     local pod
     for pod in "$web" "$client"; do
-        /usr/bin/python3 "$HERE/libcni.py" check pods $CACHE "$pod" eth0 &&
-            /usr/bin/python3 "$HERE/libcni.py" check storage $CACHE "$pod" net1 &&
-            /usr/bin/python3 "$HERE/libcni.py" check uplink $CACHE "$pod" net2 || return
+        /usr/bin/python3 "$HERE/libcni.py" check pods "$CACHE" "$pod" eth0 &&
+            /usr/bin/python3 "$HERE/libcni.py" check storage "$CACHE" "$pod" net1 &&
+            /usr/bin/python3 "$HERE/libcni.py" check uplink "$CACHE" "$pod" net2 || return
     done
 }
 
@@ -139,6 +139,12 @@ for mode in thin thick; do
     check "$mode: repair after a flush" $cnibox repair
     traffic
     sound "after repair"
+    # What is not in the runtime's cache is restored from that of multus.
+    ip link delete cni0
+    ip link delete storage0
+    check "$mode: repair of deleted bridges" $cnibox repair --cache-dir "$CACHE"
+    traffic
+    sound "after deleted bridges"
 
     stop_runtime
     start_runtime || exit 1

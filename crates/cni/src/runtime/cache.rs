@@ -423,21 +423,20 @@ fn decode_attachment(file: &Json) -> Result<CachedAttachment> {
 #[doc(hidden)]
 pub fn cached_netns(file: &Json) -> &str {
     let netns = text_member(file, "netns");
-    if !netns.is_empty() {
-        return netns;
+    let result = file.get_member("result");
+    if let ("", Some(Json::Array(interfaces))) =
+        (netns, result.and_then(|result| result.get_member("interfaces")))
+    {
+        for interface in interfaces {
+            // An entry of the name without a namespace is one of the host.
+            let sandbox = text_member(interface, "sandbox");
+            if !sandbox.is_empty() && text_member(interface, "name") == text_member(file, "ifName")
+            {
+                return sandbox;
+            }
+        }
     }
-    let ifname = text_member(file, "ifName");
-    let Some(Json::Array(interfaces)) =
-        file.get_member("result").and_then(|result| result.get_member("interfaces"))
-    else {
-        return "";
-    };
-    interfaces
-        .iter()
-        .filter(|interface| text_member(interface, "name") == ifname)
-        .map(|interface| text_member(interface, "sandbox"))
-        .find(|sandbox| !sandbox.is_empty())
-        .unwrap_or_default()
+    netns
 }
 
 fn file_kind(file: &Json) -> &str {
