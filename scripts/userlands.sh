@@ -120,7 +120,7 @@ conformance() {
 runtimes() {
     local status=0
     containerd --version 2>&1 | grep -q ' v\?2\.' || return 0
-    ./runtimes/run.sh "$CNIBOX_BIN" containerd kubernetes egress status >/root/report 2>&1 || status=1
+    ./runtimes/run.sh "$CNIBOX_BIN" containerd kubernetes egress status verbs multus >/root/report 2>&1 || status=1
     echo "containerd $(dpkg-query -W -f '${Version}' containerd | sed 's/[~+-].*//'): $(grep -c '^  ok ' /root/report) passed, $(grep -c '^  FAIL' /root/report) failed"
     failures -A 3 '^  FAIL'
     return "$status"

@@ -10,7 +10,7 @@ CACHE=/var/lib/cni/multus
 NETWORKS=/etc/cni/multus/net.d
 cnibox=/opt/cni/bin/cnibox
 # Newer runtimes ask STATUS of multus, CRI-O calls its GC, too.
-version=$(jq -r .cniVersion /etc/cni/net.d/10-pods.conflist)
+version=$(sed -n 's/.*"cniVersion": "\([^"]*\)".*/\1/p' /etc/cni/net.d/10-pods.conflist)
 mkdir -p $NETWORKS /etc/cni/net.d/multus.d
 # A list, and a file of one plugin.
 cat >$NETWORKS/storage.conflist <<'END'
@@ -30,9 +30,16 @@ echo '{"chrootDir": "/hostroot", "cniVersion": "0.3.1"}' >/etc/cni/net.d/multus.
 
 # configure TYPE: the configuration of multus, with the cluster's list as its first delegate.
 configure() {
-    jq -s --arg type "$1" --arg version "$version" '{cniVersion: $version, name: "multus-cni-network", type: $type,
-        capabilities: {portMappings: true}, delegates: .}' \
-        /etc/cni/net.d/10-pods.conflist $NETWORKS/storage.conflist $NETWORKS/uplink.conf >"$WORK/00-multus.conf"
+    {
+        echo "{\"cniVersion\": \"$version\", \"name\": \"multus-cni-network\", \"type\": \"$1\","
+        echo ' "capabilities": {"portMappings": true}, "delegates": ['
+        cat /etc/cni/net.d/10-pods.conflist
+        for file in $NETWORKS/storage.conflist $NETWORKS/uplink.conf; do
+            echo ,
+            cat "$file"
+        done
+        echo ']}'
+    } >"$WORK/00-multus.conf"
     # Runtimes watch the directory.
     mv "$WORK/00-multus.conf" /etc/cni/net.d/
 }

@@ -93,8 +93,11 @@ if [ "${CRI%containerd}" != "$CRI" ]; then
     check "STATUS: leases cannot be written" again refuses 'read-only file system'
     mount -o remount,rw /var/lib/cni
     check "STATUS: they can be" again cri ready
-    jq '.plugins[0].ipam.ranges = [[{"subnet": "10.87.2.0/24", "rangeStart": "10.87.2.2", "rangeEnd": "10.87.2.2"}]]
-        | .plugins[0].bridge = "small0" | .name = "small"' $POD_NETWORK >/etc/cni/net.d/05-small.conflist
+    cat >/etc/cni/net.d/05-small.conflist <<'END'
+{"cniVersion": "1.1.0", "name": "small", "plugins": [
+  {"type": "bridge", "bridge": "small0", "isGateway": true,
+   "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.87.2.0/24", "rangeStart": "10.87.2.2", "rangeEnd": "10.87.2.2"}]]}}]}
+END
     check "STATUS: a range of one address" again cri ready
     last=$(cri pod last)
     check "STATUS: it is exhausted" again refuses 'no IP addresses available in range set.*widen the range'
