@@ -8,7 +8,7 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::call::PluginCaller;
 use super::context::CallContext;
@@ -21,8 +21,13 @@ use cni::files;
 use cni::json::Json;
 use cni::runtime;
 
-/// The directories in which libcni caches the results of ADD: that of runtimes, and that of multus.
-const CACHES: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/multus/results"];
+/// The parents of the directories `results` in which libcni caches what ADD returned: that of
+/// runtimes, and that of multus.
+pub const CACHE_DIRS: [&str; 2] = ["/var/lib/cni", "/var/lib/cni/multus"];
+fn result_directories() -> impl Iterator<Item = PathBuf> {
+    CACHE_DIRS.iter().map(|dir| Path::new(dir).join("results"))
+}
+
 /// The kind of the files.
 const KIND: &str = "cniCacheV1";
 /// The suffix of the names of files whose attachments are only in their content.
@@ -81,7 +86,7 @@ pub(super) fn may_be_cached(id: &str) -> bool {
                         .map_or(true, |text| text.contains(id))))
         }),
     };
-    CACHES.iter().any(|cache| may_name_it(Path::new(cache)))
+    result_directories().any(|cache| may_name_it(&cache))
 }
 
 impl CallContext<'_> {
@@ -90,9 +95,8 @@ impl CallContext<'_> {
     pub(super) fn find_living(&self, valid: &[ValidAttachment]) -> Result<Vec<ValidAttachment>> {
         let network = self.net.name.as_str();
         let (mut living, mut links) = (Vec::new(), None);
-        for cache in CACHES {
-            for CachedName { attachment, netns } in read_unlisted(Path::new(cache), network, valid)
-            {
+        for cache in result_directories() {
+            for CachedName { attachment, netns } in read_unlisted(&cache, network, valid) {
                 let links = match &mut links {
                     Some(links) => links,
                     none => none.insert(self.host_netlink()?.dump_links()?),
@@ -105,7 +109,8 @@ impl CallContext<'_> {
                 if self.call.caller == PluginCaller::Runtime {
                     warn!(
                         "GC keeps container {id}, interface {ifname}, which the list lacks: it is \
-                         alive, and in the cache {cache}; its runtime's DEL ends it"
+                         alive, and in the cache {}; its runtime's DEL ends it",
+                        cache.display()
                     );
                 }
                 living.push(attachment);

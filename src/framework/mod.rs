@@ -26,6 +26,7 @@ pub use call::{
     Applet, AppletKind, AppletMain, AppletTable, BuiltinPlugin, ConfigRemarks, PluginService,
 };
 pub use context::CallContext;
+pub use living::CACHE_DIRS;
 pub use plugin::{
     AddRequest, CheckRequest, DelRequest, GcRequest, LinkAddresses, Plugin, delete_and_release,
     require_prev_result,

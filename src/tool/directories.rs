@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::in_process::InProcessExecutor;
 use super::life::{ContainerState, container_states};
-use crate::framework::AppletTable;
+use crate::framework::{AppletTable, CACHE_DIRS};
 use crate::leases::{self, DATA_DIR, LeaseListing, LeaseOptions, LeaseStore};
 use crate::options::{CommandLine, CommandOption, long_option};
 use cni::NetworkName;
@@ -76,6 +76,8 @@ pub(super) fn plugin_path(given: Option<&str>) -> String {
 pub(super) struct ToolDirectories {
     pub(super) conf: PathBuf,
     pub(super) cache: PathBuf,
+    /// Also that of multus, unless the command line names one.
+    caches: Vec<PathBuf>,
     /// Directories of leases: the default one, and those of `--data-dir`.
     pub(super) leases: Vec<PathBuf>,
     /// Directories of plugins, separated by colons.
@@ -126,9 +128,11 @@ impl ToolDirectories {
         let directory = |flag: CommandOption, default: &str| {
             PathBuf::from(line.last_value(flag.flag).unwrap_or(default))
         };
+        let given_cache = line.last_value(CACHE.flag).map(PathBuf::from);
         ToolDirectories {
             conf: directory(CONF, CONF_DIR),
             cache: directory(CACHE, DEFAULT_CACHE_DIR),
+            caches: given_cache.map_or(CACHE_DIRS.map(PathBuf::from).into(), |dir| vec![dir]),
             leases: [DATA_DIR]
                 .into_iter()
                 .chain(line.all_values(LEASES.flag))
@@ -156,6 +160,15 @@ impl ToolDirectories {
             executor: Box::new(InProcessExecutor::new(table)),
             ..Runtime::new(split_path(&self.cni_path))
         }
+    }
+
+    /// Like [`ToolDirectories::new_runtime`], one on each cache of the node.
+    pub(super) fn new_runtimes(&self, table: AppletTable) -> Vec<Runtime> {
+        let on_cache = |cache_dir: &PathBuf| Runtime {
+            cache_dir: cache_dir.clone(),
+            ..self.new_runtime(table)
+        };
+        self.caches.iter().map(on_cache).collect()
     }
 
     /// The configured networks, without the files that cannot be read: lint reports those.

@@ -42,7 +42,7 @@ Usage:
 
 Restores missing rules of cnibox in the host's network namespace, in one transaction for each back \
             end. Then restores
-the network of each attachment in the runtimes' cache whose container is alive, as ADD created it: \
+the network of each attachment in the runtimes' caches whose container is alive, as ADD created it: \
             the bridge with its
 gateway addresses and MAC, the port, addresses and routes of the host's end, kernel parameters of \
             the host, and routes
@@ -62,7 +62,11 @@ of the container. Keeps settings that somebody changed. Puts changed files of eg
             "with --watch: also restore the plugins in DIR that cnibox install put there",
         ),
         PLUGIN_PATH,
-        CACHE,
+        CommandOption {
+            about: "parent of the cache, DIR/results [/var/lib/cni, and that of multus, \
+                    /var/lib/cni/multus]",
+            ..CACHE
+        },
     ],
     notes: "
 Run it on the host after \"nft flush ruleset\", from the unit that reloads your own rules:
@@ -96,7 +100,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_DISPUTE: Duration = Duration::from_secs(30);
 
 struct RepairJob {
-    runtime: Runtime,
+    /// On the caches with attachments.
+    runtimes: Vec<Runtime>,
     table: AppletTable,
 }
 
@@ -104,7 +109,7 @@ struct RepairJob {
 pub fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
     TOOL.run_command(args, check_options, |line| {
         let job = RepairJob {
-            runtime: ToolDirectories::from_command_line(&line).new_runtime(table),
+            runtimes: ToolDirectories::from_command_line(&line).new_runtimes(table),
             table,
         };
         match (line.has_option("--watch"), line.has_option("--dry-run")) {
@@ -148,13 +153,16 @@ impl RepairJob {
         }
         egress::repair_policies(&mut repairs);
         repair_lost_devices(&mut repairs).unwrap_or_else(|error| repairs.record_failure(error));
-        let snapshot = NodeSnapshot::take(&[self.runtime.results_dir()]);
-        match self.runtime.cached_attachments("") {
-            Ok(mut all) => {
-                all.retain(|cached| !is_at_later_namespace(cached));
-                self.repair_attachments(&all, &snapshot, &mut repairs);
+        let caches: Vec<PathBuf> = self.runtimes.iter().map(Runtime::results_dir).collect();
+        let snapshot = NodeSnapshot::take(&caches);
+        for runtime in &self.runtimes {
+            match runtime.cached_attachments("") {
+                Ok(mut all) => {
+                    all.retain(|cached| !is_at_later_namespace(cached));
+                    self.repair_attachments(runtime, &all, &snapshot, &mut repairs);
+                }
+                Err(error) => repairs.record_failure(error),
             }
-            Err(error) => repairs.record_failure(error),
         }
         repairs
     }
@@ -163,6 +171,7 @@ impl RepairJob {
     /// not reported.
     fn repair_attachments(
         &self,
+        runtime: &Runtime,
         all: &[CachedAttachment],
         snapshot: &NodeSnapshot,
         repairs: &mut RepairFindings,
@@ -171,7 +180,7 @@ impl RepairJob {
         for cached in all {
             let mut own = repairs.for_attachment();
             own.shares_namespace = find_rival(all, cached).is_some();
-            self.repair_attachment(cached, &mut own);
+            self.repair_attachment(runtime, cached, &mut own);
             if !own.is_empty() {
                 found.push((cached, own));
             }
@@ -180,7 +189,7 @@ impl RepairJob {
             wait_for_running_calls();
         }
         for (cached, own) in found {
-            if snapshot.is_at_rest(&self.runtime, cached) {
+            if snapshot.is_at_rest(runtime, cached) {
                 repairs.merge(own);
             }
         }
@@ -188,11 +197,16 @@ impl RepairJob {
 
     /// Lets the plugins restore an attachment, in the order of their list. An attachment without a
     /// namespace needs nothing.
-    fn repair_attachment(&self, cached: &CachedAttachment, repairs: &mut RepairFindings) {
+    fn repair_attachment(
+        &self,
+        runtime: &Runtime,
+        cached: &CachedAttachment,
+        repairs: &mut RepairFindings,
+    ) {
         let attach = &cached.attach;
         let Some(list) = cached.network_list().filter(|_| !attach.netns.is_empty()) else { return };
         // All versions of the specification have ADD.
-        let env = self.runtime.call_environment("ADD", attach);
+        let env = runtime.call_environment("ADD", attach);
         let title = || doctor::attachment_title(cached);
         let owner = AttachmentId {
             network: &cached.network,
@@ -204,7 +218,7 @@ impl RepairJob {
             Ok(turn) => turn,
             Err(error) => return debug!("{error}"),
         };
-        let requests = match self.runtime.check_requests(&list, attach) {
+        let requests = match runtime.check_requests(&list, attach) {
             Ok(requests) => requests,
             Err(error) => return repairs.record_failure(error.context(title())),
         };

@@ -86,6 +86,18 @@ fn attachments_of_older_runtimes_are_checked_and_repaired() {
 }
 
 #[test]
+fn attachments_of_multus_are_repaired() {
+    let ward = ward(&json!({}), 2);
+    let results = ward.node.path("cache/results").display().to_string();
+    ward.node.sh(&format!("mkdir /var/lib/cni/multus; cp -r {results} /var/lib/cni/multus"));
+    ward.node.sh("ip link del cni0");
+    let repair = ["repair", "--plugin-path", &ward.node.bin().display().to_string()];
+    let text = ward.node.cnibox(&repair).printed();
+    assert!(text.contains("restored: bridge \"cni0\"\n"), "{text}");
+    ward.assert_healthy();
+}
+
+#[test]
 fn repair_restores_a_deleted_bridge_with_its_ports() {
     for keys in [
         json!({}),

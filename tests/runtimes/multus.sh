@@ -149,7 +149,7 @@ for mode in thin thick; do
     # What is not in the runtime's cache is restored from that of multus.
     ip link delete cni0
     ip link delete storage0
-    check "$mode: repair of deleted bridges" $cnibox repair --cache-dir "$CACHE"
+    check "$mode: repair of deleted bridges" $cnibox repair
     traffic
     sound "after deleted bridges"
 
