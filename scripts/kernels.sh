@@ -7,7 +7,8 @@
 #
 #   SUITES         the releases, separated by spaces [bullseye bookworm trixie sid]
 #   TYPES          the plugins, separated by spaces [all that cni-sanity knows]
-#   SELECT         the integration tests, as an extended regular expression [.]; under emulation all of them take hours
+#   SELECT         the integration tests, as an extended regular expression [.]
+#   PAGE           a page of the documentation that gets the table
 set -euo pipefail
 
 [ $# -ge 3 ] || { sed -n '2,6s/^# //p' "$0" && exit 2; }
@@ -85,12 +86,18 @@ for suite in "${suites[@]}"; do
 done
 wait
 
-for name in kernel $types unit-tests seconds; do
-    line="| $name |"
-    for suite in "${suites[@]}"; do
-        line+=" $(sed -n "s/^$name //p" "$out/of-$suite") |"
+print_table() {
+    local name line suite
+    for name in kernel $types unit-tests seconds; do
+        line="| $name |"
+        for suite in "${suites[@]}"; do
+            line+=" $(sed -n "s/^$name //p" "$out/of-$suite") |"
+        done
+        echo "$line"
+        [ "$name" != kernel ] || echo "| --- |$(printf ' --- |%.0s' "${suites[@]}")"
     done
-    echo "$line"
-    [ "$name" != kernel ] || echo "| --- |$(printf ' --- |%.0s' "${suites[@]}")"
-done
+}
+
+print_table | tee "$out/table"
+[ -z "${PAGE-}" ] || "$scripts/table.sh" kernels.sh "$PAGE" <"$out/table"
 ! grep -q '^status 1' "$out"/of-*

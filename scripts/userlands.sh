@@ -12,6 +12,7 @@
 #
 #   SUITES                  the releases, separated by spaces [bullseye bookworm trixie sid none]
 #   PATTERNS                parts of the names of tests [those about packet filters]
+#   PAGE                    a page of the documentation that gets the table
 #   DIST                    directory of the files of a release [none]
 #   CNIBOX_USERLANDS_CACHE  directory of the roots [/var/cache/cnibox-userlands]
 # shellcheck disable=SC2317 # functions are called by name
@@ -175,13 +176,19 @@ for suite in "${suites[@]}"; do
     echo "seconds $((SECONDS - start))" >>"$out/of-$suite"
 done
 
-echo "| programs of |$(printf ' %s |' "${suites[@]}")"
-echo "| --- |$(printf ' --- |%.0s' "${suites[@]}")"
-for name in iptables nft iproute2 firewalld reference tests cni-sanity containerd deb rpm seconds; do
-    line="| $name |"
-    for suite in "${suites[@]}"; do
-        line+=" $(sed -n "s/^$name //p" "$out/of-$suite") |"
+print_table() {
+    local name line suite
+    echo "| programs of |$(printf ' %s |' "${suites[@]}")"
+    echo "| --- |$(printf ' --- |%.0s' "${suites[@]}")"
+    for name in iptables nft iproute2 firewalld reference tests cni-sanity containerd deb rpm seconds; do
+        line="| $name |"
+        for suite in "${suites[@]}"; do
+            line+=" $(sed -n "s/^$name //p" "$out/of-$suite") |"
+        done
+        echo "$line"
     done
-    echo "$line"
-done
+}
+
+print_table | tee "$out/table"
+[ -z "${PAGE-}" ] || "${0%/*}/table.sh" userlands.sh "$PAGE" <"$out/table"
 exit $status
