@@ -8,6 +8,7 @@ mod owners;
 mod reference;
 mod traffic;
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::fs::symlink;
@@ -107,6 +108,16 @@ impl Ports {
     #[track_caller]
     fn add(&self, pod: &Pod, ports: &Value) {
         assert_eq!(self.call("ADD", pod, ports).result(), pod.prev);
+    }
+
+    /// ADD that waits for no lock of an attachment: such a wait would be in its recording.
+    #[track_caller]
+    fn add_at_once(&self, pod: &Pod, ports: &Value) {
+        let call = self.call("ADD", pod, ports).env("CNI_LOG", "trace");
+        assert_eq!(call.result(), pod.prev);
+        let recorded = fs::read_to_string("/run/cnibox/traces.jsonl").unwrap();
+        assert!(recorded.contains("portmap ADD"), "{recorded}");
+        assert!(!recorded.contains("/turn-"), "{recorded}");
     }
 
     #[track_caller]
