@@ -18,7 +18,15 @@ read -ra suites <<<"${SUITES:-bullseye bookworm trixie sid}"
 scripts=$(realpath "${0%/*}")
 types=${TYPES:-$("$sanity" --list | sed -n 's/^Types that are known: //p' | sed 's/ ([a-z]*)//g; s/,//g')}
 out=$(mktemp -d)
-trap 'rm -rf "$out"' EXIT
+vms=()
+# Commands in the background ignore SIGINT.
+end() {
+    [ ${#vms[@]} = 0 ] || kill "${vms[@]}" 2>/dev/null || true
+    wait
+    rm -rf "$out"
+}
+trap end EXIT
+trap 'exit 130' INT TERM
 # The kernel of the machine's own release is that of the VM lane.
 own=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
 
@@ -29,6 +37,7 @@ shift 4
 export RUST_BACKTRACE=0 CNIBOX_BIN=$binary
 status=0
 directory=$(mktemp -d)
+cd "$(mktemp -d)" || exit
 "$binary" install "$directory" >/dev/null
 echo "kernel $(uname -r | sed 's/[-+].*//')"
 
@@ -65,26 +74,24 @@ for type in $types; do
     esac
     mapfile -t names < <([ -z "${it-}" ] || "$it" --list 2>/dev/null | sed -n "s/^\($module::.*\): test$/\1/p" | grep -E "$select")
     [ ${#names[@]} = 0 ] || run_tests "$it" "${names[@]}"
+    ran=$((${ran:-0} + ${#names[@]}))
     echo "$type ${held:-none}${passed:+; $passed}"
 done
 [ -z "${units-}" ] || echo "unit-tests $units"
-exit $status
+[ -z "${it-}" ] || [ "$ran" != 0 ] || { echo "no integration test ran" >&2 && status=1; }
+printf 'seconds %s\nstatus %s\n' $SECONDS $status
 RUN
 
-# on_kernel SUITE TESTS...: runs everything on one kernel; the lines of the table, and the exit status, go to a file.
-on_kernel() {
-    local suite=$1 start=$SECONDS status=0
-    shift
-    (cd "$out" && CNIBOX_VM_SUITE=${suite#"$own"} CNIBOX_VM_TIMEOUT=${CNIBOX_VM_TIMEOUT:-10800} "$scripts/vm.sh" \
-        bash "$out/run" "$binary" "$sanity" "$types" "${SELECT:-.}" "$@") >"$out/of-$suite" || status=1
-    printf 'seconds %s\nstatus %s\n' $((SECONDS - start)) $status >>"$out/of-$suite"
-}
-
 for suite in "${suites[@]}"; do
-    [ "$(jobs -rp | wc -l)" -lt "$(nproc)" ] || wait -n
-    on_kernel "$suite" "$@" &
+    [ "$(jobs -rp | wc -l)" -lt "$(nproc)" ] || wait -n || true
+    of_vm=$suite
+    [ "$suite" != "$own" ] || of_vm=
+    CNIBOX_VM_SUITE=$of_vm CNIBOX_VM_TIMEOUT=${CNIBOX_VM_TIMEOUT:-10800} "$scripts/vm.sh" bash "$out/run" \
+        "$binary" "$sanity" "$types" "${SELECT:-.}" "$@" >"$out/of-$suite" &
+    vms+=($!)
 done
-wait
+for vm in "${vms[@]}"; do wait "$vm" || true; done
+vms=()
 
 print_table() {
     local name line suite
@@ -99,5 +106,6 @@ print_table() {
 }
 
 print_table | tee "$out/table"
+# A VM that died has no status.
+[ "$(grep -lx 'status 0' "$out"/of-* | wc -l)" = ${#suites[@]} ] || exit 1
 [ -z "${PAGE-}" ] || "$scripts/table.sh" kernels.sh "$PAGE" <"$out/table"
-! grep -q '^status 1' "$out"/of-*

@@ -11,7 +11,9 @@ trap 'rm -f "$table"' EXIT
     echo
     cat
 } >"$table"
-grep -qFx "<!-- $name -->" "$page" || { echo "$page has no line \"<!-- $name -->\"" >&2; exit 1; }
+for line in "<!-- $name -->" "<!-- end -->"; do
+    grep -qFx "$line" "$page" || { echo "$page has no line \"$line\"" >&2; exit 1; }
+done
 awk -v begin="<!-- $name -->" -v table="$table" '
     $0 == "<!-- end -->" { inside = 0 }
     !inside { print }

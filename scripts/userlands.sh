@@ -190,5 +190,5 @@ print_table() {
 }
 
 print_table | tee "$out/table"
-[ -z "${PAGE-}" ] || "${0%/*}/table.sh" userlands.sh "$PAGE" <"$out/table"
+[ $status = 1 ] || [ -z "${PAGE-}" ] || "${0%/*}/table.sh" userlands.sh "$PAGE" <"$out/table"
 exit $status

@@ -5,7 +5,6 @@
 //! boot id that a container manager or an error has replaced proves no other boot.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -156,7 +155,7 @@ pub struct DhcpRecordStore {
     boot: String,
     /// The records that could not be written, as on a full file system: the next write includes
     /// them.
-    unwritten: RefCell<HashMap<DhcpLeaseKey, DhcpRecord>>,
+    unwritten: RefCell<Vec<DhcpRecord>>,
 }
 
 impl DhcpRecordStore {
@@ -200,12 +199,12 @@ impl DhcpRecordStore {
     /// Writes the record, and those that could not be written before.
     pub fn save_record(&self, record: &DhcpRecord) -> Result<()> {
         let mut unwritten = self.unwritten.borrow_mut();
-        unwritten.remove(&record.key);
+        unwritten.retain(|other| other.key != record.key);
         let written = self.write_record(record);
         if written.is_err() {
-            unwritten.insert(record.key.clone(), record.clone());
+            unwritten.push(record.clone());
         } else {
-            unwritten.retain(|_, other| self.write_record(other).is_err());
+            unwritten.retain(|other| self.write_record(other).is_err());
         }
         written
     }
@@ -219,7 +218,7 @@ impl DhcpRecordStore {
 
     /// Removes a record, if it exists.
     pub fn remove_record(&self, key: &DhcpLeaseKey) -> Result<()> {
-        self.unwritten.borrow_mut().remove(key);
+        self.unwritten.borrow_mut().retain(|record| record.key != *key);
         match fs::remove_file(self.dir.join(file_name(key))) {
             Err(e) if e.kind() != ErrorKind::NotFound => {
                 Err(Error::io(format_args!("remove the lease of {key}"), &e))
@@ -229,7 +228,7 @@ impl DhcpRecordStore {
     }
 
     pub fn load_record(&self, key: &DhcpLeaseKey) -> Option<DhcpRecord> {
-        if let Some(record) = self.unwritten.borrow().get(key) {
+        if let Some(record) = self.unwritten.borrow().iter().find(|record| record.key == *key) {
             return Some(record.clone());
         }
         let content = self

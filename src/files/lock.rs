@@ -204,6 +204,9 @@ impl FileLock {
         if try_lock(&file, path)? {
             return Ok(FileLock { file, passing: None });
         }
+        if timeout.is_zero() {
+            return Err(held_error(path, format!("held by {}", describe_holder(&file))));
+        }
         let span = trace::begin_span("lock wait");
         span.add_text("file.path", || path.display().to_string());
         // A thread blocks in flock(2), so that the kernel wakes it up; polling would add latency.
@@ -229,14 +232,17 @@ impl FileLock {
             Err(RecvTimeoutError::Timeout) => {
                 let holder = describe_holder(&file);
                 let seconds = timeout.as_secs_f32();
-                let text = format!("held for more than {seconds} s by {holder}");
-                Err(FileError::new("take lock", path, io::Error::new(ErrorKind::TimedOut, text)))
+                Err(held_error(path, format!("held for more than {seconds} s by {holder}")))
             }
             Err(RecvTimeoutError::Disconnected) => {
                 Err(FileError::new("take lock", path, ErrorKind::Other))
             }
         }
     }
+}
+
+fn held_error(path: &Path, text: String) -> FileError {
+    FileError::new("take lock", path, io::Error::new(ErrorKind::TimedOut, text))
 }
 
 fn open_lock_file(path: &Path) -> FileResult<File> {

@@ -164,6 +164,9 @@ pub struct BuiltinPlugin {
     pub kind: AppletKind,
     /// The supported versions of the specification.
     pub versions: &'static [SpecVersion],
+    /// Whether ADD connects the container to anything; then ADD and DEL have the
+    /// [turn](super::turn).
+    pub connects: bool,
     /// Runs a verb. ADD alone has a result.
     pub run: PluginFunction,
     /// [`Plugin::repair`](super::Plugin::repair); the verb of the call is ignored.

@@ -33,6 +33,7 @@ impl Applet {
         let plugin = BuiltinPlugin {
             kind,
             versions: P::VERSIONS,
+            connects: P::CONNECTS,
             run: dispatch_call::<P>,
             repair: repair_call::<P>,
             keys: P::keys,

@@ -405,19 +405,24 @@ pub(super) fn collect_garbage(
 }
 
 /// Removes the state of the owner of leases, except for the leases. Returns whether nothing is left:
-/// another call may be changing the attachment. The attachment being added, `next`, may have the
-/// same names: its record and its source MAC check stay.
+/// what another call is changing is left to that call; it is an error of an ADD, which lacks an
+/// address. The attachment being added, `next`, may have the same names: its record and its source
+/// MAC check stay.
 fn remove_lease_owner_state(
     owner: AttachmentId<'_>,
     ips: &[IpAddr],
     next: Option<AttachmentId<'_>>,
 ) -> Result<bool> {
     let is_next = next == Some(owner);
-    // The attachment being added has the turn of its names.
-    let turn = (!is_next).then(|| AttachmentTurn::take_if_free(owner));
-    if matches!(turn, Some(None)) {
-        return Ok(false);
-    }
+    let _turn = match AttachmentTurn::take_at_once(owner) {
+        // The attachment being added has the turn of its names.
+        _ if is_next => None,
+        Err(busy) if next.is_none() => {
+            debug!("{busy}");
+            return Ok(false);
+        }
+        turn => turn?,
+    };
     match AttachmentRecord::find_by_attachment(owner) {
         // The record proves the end; the lease does not, because its store may be in a directory of
         // a tenant.

@@ -6,6 +6,7 @@
 //! calls a program that would wait for it.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use crate::attachment::{AttachmentId, AttachmentRecord};
 use crate::files::lock::{BRIEF, FileLock, TIMEOUT};
@@ -17,24 +18,21 @@ use cni::error::Result;
 pub struct AttachmentTurn(Arc<OnceLock<Option<FileLock>>>);
 
 impl AttachmentTurn {
-    /// The turn of an attachment without a request of the runtime; `None` if it cannot be had.
+    /// The turn of an attachment without a request of the runtime; `None` if it cannot be had. An
+    /// error with code 11 if another call has it for long.
     pub fn take(owner: AttachmentId<'_>) -> Result<Option<AttachmentTurn>> {
-        let lock = AttachmentRecord::lock_attachment(owner, BRIEF)?;
-        Ok(lock.map(|lock| AttachmentTurn(Arc::new(OnceLock::from(Some(lock))))))
+        AttachmentTurn::take_within(owner, BRIEF)
     }
 
-    /// The turn of an attachment, unless another call has it. Who has another lock, such as that of
-    /// leases, waits for no turn: the call that has the turn may wait for that lock.
-    pub fn take_if_free(owner: AttachmentId<'_>) -> Option<AttachmentTurn> {
-        let lock = AttachmentRecord::try_lock_instance(&owner.instance_id());
-        let lock = lock.map_or_else(
-            |error| {
-                debug!("{error}");
-                Some(None)
-            },
-            |lock| lock.map(Some),
-        )?;
-        Some(AttachmentTurn(Arc::new(OnceLock::from(lock))))
+    /// As [`AttachmentTurn::take`], without waiting: the call that has the turn may wait for a lock
+    /// that the caller has, such as that of leases.
+    pub fn take_at_once(owner: AttachmentId<'_>) -> Result<Option<AttachmentTurn>> {
+        AttachmentTurn::take_within(owner, Duration::ZERO)
+    }
+
+    fn take_within(owner: AttachmentId<'_>, limit: Duration) -> Result<Option<AttachmentTurn>> {
+        let lock = AttachmentRecord::lock_attachment(owner, limit)?;
+        Ok(lock.map(|lock| AttachmentTurn(Arc::new(OnceLock::from(Some(lock))))))
     }
 
     /// Whether this call or its caller in the same process has the turn.

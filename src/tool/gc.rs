@@ -13,7 +13,7 @@ use super::directories::{
 };
 use super::in_process::InProcessExecutor;
 use super::life::{AttachmentSelection, doubt_reason};
-use super::outcome::{ActionOutcome, IN_DOUBT, report_outcomes};
+use super::outcome::{ActionOutcome, IN_DOUBT, LEFT_ALONE, report_outcomes};
 use super::snapshot::NodeSnapshot;
 use super::{DRY_RUN, JSON, NETWORK, ToolCommand, print_text};
 use crate::attachment::{AttachmentId, AttachmentRecord, Liveness, UnknownBecause};
@@ -24,7 +24,7 @@ use crate::netfilter::ports::{self, PortOwner};
 use crate::options::{CommandLine, CommandOption, long_option, require_no_words};
 use cni::error::{Error, Result};
 use cni::exec::PluginExecutor;
-use cni::runtime::{AttachmentParams, CachedAttachment, NetworkList, Runtime};
+use cni::runtime::{AttachmentParams, CachedAttachment, NetworkList, PluginConfig, Runtime};
 use cni::sort::sort_items;
 use cni::{ContainerId, NetworkName};
 
@@ -344,8 +344,16 @@ impl GarbageCollector<'_> {
         let failed =
             |error: Error| ActionOutcome::log_failure(&ended.network, ended.object(), &error);
         let (owner, mut outcomes) = (ended.attachment_id(), Vec::new());
-        // Another call is attaching or detaching it.
-        let Some(turn) = AttachmentTurn::take_if_free(owner) else { return outcomes };
+        let turn = match AttachmentTurn::take_at_once(owner) {
+            Ok(Some(turn)) => turn,
+            Ok(None) => return vec![failed(Error::internal("its lock cannot be taken"))],
+            Err(busy) if self.selection.container.is_some() => return vec![failed(busy)],
+            // Another call is attaching or detaching it.
+            Err(busy) => {
+                let (network, object) = (&ended.network, ended.object());
+                return vec![ActionOutcome::new(LEFT_ALONE, network, object, busy.message())];
+            }
+        };
         let life = self.liveness(owner);
         let is_same = self.files_of(ended).is_ok_and(|files| self.before.has_same(owner, &files));
         let why = self.selection.deletion_reason(&ended.network, owner.id, life);
@@ -380,22 +388,29 @@ impl GarbageCollector<'_> {
     ) -> Result<Option<ActionOutcome>> {
         let (executor, dirs) =
             (InProcessExecutor::for_collector(self.table, turn), &self.runtime.plugin_dirs);
-        let first_own = list.plugins.iter().position(|plugin| {
+        // Whether an ADD of the plugin waits for the turn; `None` of one that connects nothing.
+        let waits = |plugin: &PluginConfig| {
             let found = executor.find_plugin(&plugin.plugin_type, dirs);
             // A plugin that is missing fails.
-            found.map_or(true, |path| executor.find_own_plugin(&path).is_some())
-        });
-        let mut own = list.clone();
+            found.map_or(Some(true), |path| match executor.find_own_plugin(&path) {
+                Some(own) => own.connects.then_some(true),
+                None => Some(false),
+            })
+        };
+        let waits: Vec<Option<bool>> = list.plugins.iter().map(waits).collect();
+        let leads = waits.iter().find_map(|waits| *waits).unwrap_or(true) || ended.is_loopback();
+        let position = |kind| waits.iter().position(|waits| *waits == Some(kind));
+        let (first_own, mut own) = (position(true), list.clone());
         own.plugins.drain(..first_own.unwrap_or(list.plugins.len()));
         let runtime =
             Runtime { executor: Box::new(executor), ..self.directories.new_runtime(self.table) };
         let done = ActionOutcome::new("detached", &ended.network, ended.object(), &ended.why);
-        if first_own == Some(0) {
+        if leads {
             return runtime.del(list, &ended.attach).map(|()| Some(done));
         }
         // The cache keeps the arguments for the DEL or GC of the runtime.
         runtime.del_and_keep_cached(&own, &ended.attach)?;
-        let first = list.plugins.first().map_or("", |plugin| &plugin.plugin_type);
+        let first = position(false).map_or("", |at| &list.plugins[at].plugin_type);
         let (object, network) = (ended.object(), &ended.network);
         warn!(
             "{object} (network {network}): no DEL was sent to \"{first}\", a plugin of another \

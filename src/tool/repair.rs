@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -18,7 +18,7 @@ use super::outcome::{ActionOutcome, FAILED, LEFT_ALONE, MISSING, RESTORED, repor
 use super::pause::{StopSignals, WakeReason};
 use super::snapshot::{NodeSnapshot, wait_for_running_calls};
 use super::{DRY_RUN, JSON, ToolCommand, doctor, install, print_text};
-use crate::attachment::AttachmentId;
+use crate::attachment::{AttachmentId, AttachmentRecord, Liveness};
 use crate::devices::lost::LostDevice;
 use crate::framework::{AppletTable, AttachmentTurn};
 use cni::error::{Error, ErrorCode, ErrorContext, Result};
@@ -155,15 +155,18 @@ impl RepairJob {
         repair_lost_devices(&mut repairs).unwrap_or_else(|error| repairs.record_failure(error));
         let caches: Vec<PathBuf> = self.runtimes.iter().map(Runtime::results_dir).collect();
         let snapshot = NodeSnapshot::take(&caches);
+        let (mut all, mut runtime_of) = (Vec::new(), Vec::new());
         for runtime in &self.runtimes {
             match runtime.cached_attachments("") {
-                Ok(mut all) => {
-                    all.retain(|cached| !is_at_later_namespace(cached));
-                    self.repair_attachments(runtime, &all, &snapshot, &mut repairs);
+                Ok(mut cached) => {
+                    cached.retain(|cached| !is_at_later_namespace(cached));
+                    runtime_of.extend(cached.iter().map(|_| runtime));
+                    all.append(&mut cached);
                 }
                 Err(error) => repairs.record_failure(error),
             }
         }
+        self.repair_attachments(&all, &runtime_of, &snapshot, &mut repairs);
         repairs
     }
 
@@ -171,24 +174,24 @@ impl RepairJob {
     /// not reported.
     fn repair_attachments(
         &self,
-        runtime: &Runtime,
         all: &[CachedAttachment],
+        runtime_of: &[&Runtime],
         snapshot: &NodeSnapshot,
         repairs: &mut RepairFindings,
     ) {
         let mut found = Vec::new();
-        for cached in all {
+        for (cached, runtime) in all.iter().zip(runtime_of) {
             let mut own = repairs.for_attachment();
             own.shares_namespace = find_rival(all, cached).is_some();
             self.repair_attachment(runtime, cached, &mut own);
             if !own.is_empty() {
-                found.push((cached, own));
+                found.push((cached, runtime, own));
             }
         }
         if !found.is_empty() {
             wait_for_running_calls();
         }
-        for (cached, own) in found {
+        for (cached, runtime, own) in found {
             if snapshot.is_at_rest(runtime, cached) {
                 repairs.merge(own);
             }
@@ -269,10 +272,21 @@ impl RepairJob {
 }
 
 /// Whether the network namespace at the attachment's path was created after its ADD: it is another
-/// container's.
+/// container's. The times are those of the wall clock, so that a pair, which shows that the
+/// container lives, counts more.
 fn is_at_later_namespace(cached: &CachedAttachment) -> bool {
-    let created = NetnsIdentity::creation_time(Path::new(&cached.attach.netns));
-    created.zip(cached.written).is_some_and(|(created, written)| created > written)
+    let CachedAttachment { network, attach, written, .. } = cached;
+    let created = NetnsIdentity::creation_time(Path::new(&attach.netns));
+    let is_later = created.zip(*written).is_some_and(|(created, written)| {
+        let since = written.duration_since(UNIX_EPOCH).unwrap_or_default();
+        // Some file systems keep seconds, or pairs of them.
+        let is_rounded = since.subsec_nanos() == 0;
+        created > written + Duration::from_secs(if is_rounded { 2 } else { 0 })
+    });
+    let owner = AttachmentId { network, ifname: &attach.ifname, id: &attach.container_id };
+    is_later
+        && AttachmentRecord::find_by_attachment(owner)
+            .is_none_or(|record| record.liveness() != Liveness::Alive)
 }
 
 /// Restores the devices of ended attachments that the kernel has given back since.

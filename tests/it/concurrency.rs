@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::doctor::Ward;
 use crate::support::compare;
 use crate::support::net::{merged, settles};
-use crate::support::node::{Call, Container, Node, eventually};
+use crate::support::node::{Call, Container, Node, eventually, exists};
 use crate::support::parallel::{WORKERS, at_once, at_once_in};
 use crate::support::traffic::Place;
 
@@ -287,6 +287,12 @@ fn leases_are_not_locked_while_attachments_are_awaited() {
     drop(turns);
     gc.printed();
     assert_eq!(ward.node.leases("pods").len(), 1);
+    // As after a boot, there may be no directory for locks: an ADD that begins meanwhile must wait.
+    ward.pods.clear();
+    eventually("it has ended", || ward.node.sh("ip -o link show type veth").is_empty());
+    ward.node.sh("rm -r /run/cni/cnibox");
+    assert!(gc.printed().contains("detached container pod0"));
+    assert!(exists("/run/cni/cnibox"));
 }
 
 fn one_range(node: &Node) -> Value {

@@ -742,9 +742,22 @@ fn plugins_that_cannot_run_are_reported() {
 /// `lo` ends with the container's other interface; an empty file of the cache names nothing.
 #[test]
 fn files_of_the_cache_are_collected() {
+    for is_own in [true, false] {
+        collect_files_of_the_cache(is_own);
+    }
+}
+
+/// `loopback` may be another program's.
+fn collect_files_of_the_cache(is_own: bool) {
     let ipam = json!({"type": "host-local", "dataDir": "LEASES", "subnet": "10.88.0.0/24"});
     let mut ward = Ward::with(&json!([{"type": "loopback"}, {"type": "ptp", "ipam": ipam}]));
     ward.write("00-lo.conflist", "loop", &json!([{"type": "loopback"}]));
+    if !is_own {
+        let plugin = ward.node.bin().join("loopback");
+        fs::remove_file(&plugin).unwrap();
+        fs::copy(executable(), plugin).unwrap();
+        ward.write("10-pods.conflist", "pods", &json!([{"type": "ptp", "ipam": ipam}]));
+    }
     let net_d = ward.node.path("net.d").display().to_string();
     for pod in 0..2 {
         let (path, id) = (ward.pods[pod].path(), format!("pod{pod}"));

@@ -28,14 +28,20 @@ pub fn allocate_all(
     end: Option<HostVeth>,
 ) -> Result<Vec<IpConfig>> {
     let mut first = AddressAllocation::new(store, owner, end)?;
-    let error = match first.allocate_or_roll_back(sets, requested) {
+    let mut error = match first.allocate_or_roll_back(sets, requested) {
         // The lease may be a dead container's, also that of an earlier container with the same id.
         Err(error) if first.is_blocked => error,
         outcome => return outcome,
     };
     let mut failures = Failures::new();
     let reclaimed = reclaim::remove_ended_leases(store, Some(owner), &mut failures)?;
-    failures.into_result().unwrap_or_else(|error| warn!("{error}"));
+    if let Err(why) = failures.into_result() {
+        warn!("{why}");
+        // Another call is ending the owner of a lease.
+        if why.code() == ErrorCode::TRY_AGAIN {
+            error = error.with_code(ErrorCode::TRY_AGAIN);
+        }
+    }
     if reclaimed.is_empty() {
         return Err(error);
     }

@@ -7,8 +7,8 @@ use crate::attachment::AttachmentRecord;
 use crate::framework::reclaim;
 use crate::tool::directories::EMPTY;
 use crate::tool::life::doubt_reason;
-use crate::tool::outcome::ActionOutcome;
-use cni::error::{Error, Result};
+use crate::tool::outcome::{ActionOutcome, LEFT_ALONE};
+use cni::error::{Error, ErrorCode, Result};
 
 impl GarbageCollector<'_> {
     /// Removes, or with `dry_run` lists, the remains of a dead attachment.
@@ -24,8 +24,13 @@ impl GarbageCollector<'_> {
             Some(why) if dry_run => {
                 Some(ActionOutcome::new("would remove", network, object, why).with_remedy(COLLECT))
             }
-            Some(why) => reclaim::remove_if_ended(record)?
-                .then(|| ActionOutcome::new("removed", network, object, why)),
+            Some(why) => match reclaim::remove_if_ended(record) {
+                Ok(removed) => removed.then(|| ActionOutcome::new("removed", network, object, why)),
+                Err(busy) if busy.code() == ErrorCode::TRY_AGAIN => {
+                    Some(ActionOutcome::new(LEFT_ALONE, network, object, busy.message()))
+                }
+                Err(error) => Some(ActionOutcome::log_failure(network, object, &error)),
+            },
             None if dry_run && self.selection.has_attachment(network, id) => {
                 doubt_reason(liveness).map(|why| self.outcome_in_doubt(network, id, object, why))
             }

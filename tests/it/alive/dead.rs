@@ -1,7 +1,9 @@
 //! What a container leaves that ended without a DEL is reclaimed by the next call that needs it,
 //! and by `cnibox gc`.
 
-use serde_json::json;
+use std::fs;
+
+use serde_json::{Value, json};
 
 use super::{IP, PORT, World};
 use crate::support::node::{Container, eventually};
@@ -89,6 +91,19 @@ fn cnibox_gc_collects_the_dead() {
             "{kind}: {outcome:?}"
         );
     }
+}
+
+/// A plugin that connects nothing does not wait for a turn, and so keeps no ADD of a foreign plugin
+/// behind it from running.
+#[test]
+fn cnibox_gc_sends_no_del_to_a_foreign_plugin_behind_loopback() {
+    let world = World::new("foreign");
+    let path = world.node.path("net.d/net.conflist");
+    let mut list: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    list["plugins"].as_array_mut().unwrap().insert(0, json!({"type": "loopback"}));
+    fs::write(path, list.to_string()).unwrap();
+    let outcome = crashed_in(world, "foreign").tool(&["gc"]).run();
+    assert!(outcome.stderr.contains("no DEL was sent to \"foreign\""), "{outcome:?}");
 }
 
 #[test]
