@@ -218,7 +218,7 @@ pub(super) fn collect_garbage(
         collector.reclaim_leases(store, dry_run, &mut outcomes)?;
     }
     for record in AttachmentRecord::read_all(collector.selection.network) {
-        outcomes.extend(collector.remove_remains(&record, dry_run)?);
+        outcomes.extend(collector.remove_remains(&record, dry_run));
     }
     collector.collect_port_owners(dry_run, &mut outcomes)?;
     collector.return_lost_devices(dry_run, &mut outcomes)?;

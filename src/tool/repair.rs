@@ -153,8 +153,8 @@ impl RepairJob {
         }
         egress::repair_policies(&mut repairs);
         repair_lost_devices(&mut repairs).unwrap_or_else(|error| repairs.record_failure(error));
-        let caches: Vec<PathBuf> = self.runtimes.iter().map(Runtime::results_dir).collect();
-        let snapshot = NodeSnapshot::take(&caches);
+        let results: Vec<PathBuf> = self.runtimes.iter().map(Runtime::results_dir).collect();
+        let snapshot = NodeSnapshot::take(&results);
         let (mut all, mut runtime_of) = (Vec::new(), Vec::new());
         for runtime in &self.runtimes {
             match runtime.cached_attachments("") {

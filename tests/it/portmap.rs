@@ -64,7 +64,7 @@ impl Ports {
         let node = Node::new();
         // The iptables programs under the names that nodes with this variant use.
         let bin = node.path("flavour");
-        std::fs::create_dir(&bin).unwrap();
+        fs::create_dir(&bin).unwrap();
         let flavour = if rules == Rules::Legacy { "legacy" } else { "nft" };
         for family in ["iptables", "ip6tables"] {
             for tool in ["", "-save", "-restore"] {

@@ -313,7 +313,7 @@ fn repair_changes_nothing_in_a_later_namespace_at_the_path() {
     let of_process = format!("/proc/{}/ns/net", holder.id());
     let is_apart = || fs::read_link(&of_process).ok() != fs::read_link("/proc/self/ns/net").ok();
     eventually("unshare", is_apart);
-    let list = |path: &str| ward.node.sh(&format!("nsenter --net={path} ip -o link"));
+    let links = |path: &str| ward.node.sh(&format!("nsenter --net={path} ip -o link"));
     let lose = |path: &str| ward.node.sh(&format!("nsenter --net={path} ip link del eth0"));
     let (named, lost) = (&*below("pod"), "restored: interface \"eth0\" in ");
     let make = || ward.node.sh(&format!("touch {named} && unshare --net={named} true"));
@@ -330,7 +330,7 @@ fn repair_changes_nothing_in_a_later_namespace_at_the_path() {
     ward.node.sh(&format!("touch -d '1 hour ago' {process}"));
     assert_eq!(ward.repair(), "nothing was missing\n");
     for path in [named, &of_process] {
-        assert!(!list(path).contains("eth0"), "{path}");
+        assert!(!links(path).contains("eth0"), "{path}");
     }
     // The namespace of its own ADD.
     attach("same", named);

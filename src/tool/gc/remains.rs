@@ -16,11 +16,11 @@ impl GarbageCollector<'_> {
         &self,
         record: &AttachmentRecord,
         dry_run: bool,
-    ) -> Result<Option<ActionOutcome>> {
+    ) -> Option<ActionOutcome> {
         let AttachmentRecord { id, ifname, network, .. } = record;
         let object = format!("state of container {id}, interface {ifname}");
         let liveness = record.liveness();
-        Ok(match self.selection.deletion_reason(network, id, liveness) {
+        match self.selection.deletion_reason(network, id, liveness) {
             Some(why) if dry_run => {
                 Some(ActionOutcome::new("would remove", network, object, why).with_remedy(COLLECT))
             }
@@ -35,7 +35,7 @@ impl GarbageCollector<'_> {
                 doubt_reason(liveness).map(|why| self.outcome_in_doubt(network, id, object, why))
             }
             None => None,
-        })
+        }
     }
 
     /// Removes, or with `dry_run` lists, empty files of the runtimes' cache.
