@@ -315,7 +315,7 @@ fn repair_changes_nothing_in_a_later_namespace_at_the_path() {
     eventually("unshare", is_apart);
     let links = |path: &str| ward.node.sh(&format!("nsenter --net={path} ip -o link"));
     let lose = |path: &str| ward.node.sh(&format!("nsenter --net={path} ip link del eth0"));
-    let (named, lost) = (&*below("pod"), "restored: interface \"eth0\" in ");
+    let (named, restored) = (&*below("pod"), "restored: interface \"eth0\" in ");
     let make = || ward.node.sh(&format!("touch {named} && unshare --net={named} true"));
 
     make();
@@ -324,7 +324,7 @@ fn repair_changes_nothing_in_a_later_namespace_at_the_path() {
     make();
     let process = attach("process", &of_process);
     lose(&of_process);
-    assert_eq!(ward.repair(), format!("{lost}{of_process}\n"));
+    assert_eq!(ward.repair(), format!("{restored}{of_process}\n"));
     lose(&of_process);
     // As after a boot, whose processes have the same numbers.
     ward.node.sh(&format!("touch -d '1 hour ago' {process}"));
@@ -335,7 +335,7 @@ fn repair_changes_nothing_in_a_later_namespace_at_the_path() {
     // The namespace of its own ADD.
     attach("same", named);
     lose(named);
-    assert_eq!(ward.repair(), format!("{lost}{named}\n"));
+    assert_eq!(ward.repair(), format!("{restored}{named}\n"));
 }
 
 #[test]
