@@ -376,7 +376,7 @@ impl Cluster {
     fn new(kind: &str) -> Cluster {
         let site = Site::with_list(cluster_list(kind));
         // As for kube-proxy.
-        site.node.sh("echo 1 > /proc/sys/net/bridge/bridge-nf-call-iptables");
+        site.node.sh("modprobe -q br_netfilter || true; echo 1 > /proc/sys/net/bridge/bridge-nf-call-iptables");
         let (pod, dns) = (Container::new(), Container::new());
         let mut at = Attached::new("c1", &pod.path());
         at.runtime =

@@ -99,35 +99,45 @@ impl Soak<'_> {
         }
     }
 
-    /// Flushes rules, until all are restored each time. Before that nothing is missing.
+    /// Flushes rules, until all are restored each time. Before that nothing is missing. The last
+    /// flush ends also what an administrator has restored of containers that had ended: nothing in
+    /// the rules of the reference says whose they are.
     pub(super) fn flush(&self) {
         let mut random = self.random(1001);
         let directory = self.node.path("").display().to_string();
         let pause = self.part(60, 2000, 15_000);
         self.node.sh(&format!("iptables-save > {directory}/saved"));
-        while !self.is_over() {
+        loop {
             thread::sleep(pause);
             let begin = Instant::now();
             if let Some(text) = self.missing() {
                 self.report.failed(("repair --dry-run", "*"), "-", begin, &text);
             }
-            let flush = random.any(&FLUSHES).replace("DIR", &directory);
-            let begin = Instant::now();
-            self.report.begin(Trouble::Flush);
-            self.report.say(flush.lines().next().unwrap_or_default().trim());
-            self.node.sh(&format!("{{ {flush}\n}} > /dev/null 2>&1 || true"));
-            self.report.event("flushes");
-            let mut missing = self.missing();
-            while missing.is_some() && begin.elapsed() < HEALED_WITHIN {
-                thread::sleep(Duration::from_millis(100));
-                missing = self.missing();
+            let is_last = self.is_over();
+            let flush = if is_last { FLUSHES[0] } else { random.any(&FLUSHES) };
+            self.flush_once(&flush.replace("DIR", &directory));
+            if is_last {
+                return;
             }
-            self.report.took("healing", begin);
-            self.report.end(Trouble::Flush);
-            if let Some(text) = missing {
-                let text = format!("{flush} is not healed: {text}");
-                self.report.failed(("watch", "*"), "-", Instant::now(), &text);
-            }
+        }
+    }
+
+    fn flush_once(&self, flush: &str) {
+        let begin = Instant::now();
+        self.report.begin(Trouble::Flush);
+        self.report.say(flush.lines().next().unwrap_or_default().trim());
+        self.node.sh(&format!("{{ {flush}\n}} > /dev/null 2>&1 || true"));
+        self.report.event("flushes");
+        let mut missing = self.missing();
+        while missing.is_some() && begin.elapsed() < HEALED_WITHIN {
+            thread::sleep(Duration::from_millis(100));
+            missing = self.missing();
+        }
+        self.report.took("healing", begin);
+        self.report.end(Trouble::Flush);
+        if let Some(text) = missing {
+            let text = format!("{flush} is not healed: {text}");
+            self.report.failed(("watch", "*"), "-", Instant::now(), &text);
         }
     }
 
