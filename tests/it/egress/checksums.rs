@@ -314,7 +314,9 @@ fn an_offload_that_was_switched_on_is_found() {
     let changed: Vec<&str> =
         ways(&map).into_iter().filter(|(_, _, changes)| *changes).map(|(way, ..)| way).collect();
     let arrived = arrivals();
-    assert!(changed.iter().all(|way| arrived.contains(way)), "{arrived:?}");
+    // Linux 6.1 does not put these fragments together.
+    let is_possible = |way: &&&str| **way != "two fragments";
+    assert!(changed.iter().filter(is_possible).all(|way| arrived.contains(way)), "{arrived:?}");
     let error = list.check(&world.attached(), &world.result).unwrap_err();
     let what = format!(
         "the transmit checksum offload of \"eth0\" behind port \"{}\" is on: checksums are written \

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{SUBJECT, simple};
 use crate::support::net::{FIRST, Net, addresses, no_veth_remains, routes, settles};
-use crate::support::node::{Container, Node, assert_unchanged};
+use crate::support::node::{Container, Node, assert_unchanged, eventually};
 use crate::support::traffic::Place;
 
 fn host_end(result: &Value) -> &str {
@@ -51,6 +51,9 @@ fn host_and_container_have_exactly_these_routes_and_addresses() {
     );
     let on_host = addresses(&node.ip(&format!("addr show {veth}")));
     assert_eq!(on_host, ["10.1.2.1/32", "2001:db8:1::1/128"]);
+    // Before Linux 6.2 the kernel tells the state later.
+    let is_up = || container.ip("link show eth0")[0]["operstate"] == "UP";
+    eventually("the interface is up", is_up);
     for (link, at) in [
         (node.ip(&format!("link show {veth}")), "host"),
         (container.ip("link show eth0"), "container"),
