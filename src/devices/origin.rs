@@ -2,6 +2,7 @@
 //! `useInterfaceNetwork` given to the container.
 
 use ipnet::IpNet;
+use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::identity::DeviceIdentity;
@@ -113,9 +114,13 @@ impl OriginalState {
         let foreign = |name: &&String| !self.alt_names.contains(name);
         let foreign: Vec<_> = device.alt_names.iter().filter(foreign).cloned().collect();
         if foreign.is_empty() {
-            Ok(())
-        } else {
-            Ok(netlink.delete_alt_names(device.index, &foreign)?)
+            return Ok(());
+        }
+        match netlink.delete_alt_names(device.index, &foreign) {
+            // On Linux 5.10 a name that the device got in another namespace is listed here, but
+            // finds nothing.
+            Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(()),
+            deleted => Ok(deleted?),
         }
     }
 
