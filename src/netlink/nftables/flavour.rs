@@ -1,5 +1,5 @@
-//! The flavours of sets: intervals, elements with counters, and elements that packets add; with the
-//! netlink attributes that create such sets.
+//! The flavours of sets: intervals, elements with times or counters, and elements that packets add;
+//! with the netlink attributes that create such sets.
 
 use super::super::attribute::AttributeBuilder;
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
@@ -16,6 +16,8 @@ pub(super) enum SetFlavour {
     Plain,
     /// Keys are intervals.
     Intervals,
+    /// Each element has a time after which it vanishes.
+    Timeouts,
     /// Each element counts the packets that match it (Linux 5.7).
     Counters,
     /// Packets add elements, up to `size` of them, which vanish after `timeout` seconds; 0: with
@@ -27,6 +29,7 @@ impl SetFlavour {
     pub(super) fn flags(self, key: &[ValueType]) -> c_int {
         match self {
             SetFlavour::Plain | SetFlavour::Counters => 0,
+            SetFlavour::Timeouts => NFT_SET_TIMEOUT,
             SetFlavour::Intervals if key.len() > 1 => NFT_SET_INTERVAL | NFT_SET_CONCAT,
             SetFlavour::Intervals => NFT_SET_INTERVAL,
             SetFlavour::FilledByPackets { timeout: 0, .. } => NFT_SET_EVAL,
@@ -58,7 +61,7 @@ impl SetFlavour {
                 settings
                     .put_nested(NFTA_SET_DESC, |desc| desc.put_u32_be(NFTA_SET_DESC_SIZE, size));
             }
-            SetFlavour::Plain | SetFlavour::Intervals => {}
+            SetFlavour::Plain | SetFlavour::Timeouts | SetFlavour::Intervals => {}
         }
     }
 }

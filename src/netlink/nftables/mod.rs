@@ -14,6 +14,7 @@
 //! | `expression.rs` | the expressions of iptables on top of `nf_tables` |
 //! | `flavour.rs` | what elements of sets have besides keys |
 //! | `set.rs` | sets of intervals, with counters, and filled by packets |
+//! | `timed.rs` | sets whose elements vanish after a time |
 //! | `batch.rs` | batches of changes |
 //! | `read.rs` | reads objects, rules and elements |
 //! | `forward.rs`, `packet.rs` | whether the rules of the node drop a packet |
@@ -31,6 +32,7 @@ mod rule;
 mod set;
 #[cfg(test)]
 mod tests;
+mod timed;
 pub(super) mod uapi;
 mod value;
 
@@ -54,6 +56,7 @@ pub use self::rule::{
     CT_STATE_ANSWERS, CT_STATE_ESTABLISHED, CT_STATE_NEW, CompatExtension, NftRule,
 };
 pub use self::set::{KeyInterval, PacketCount, PacketLimit, RecordedKey};
+pub use self::timed::TimedKey;
 use self::uapi::{NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES};
 pub use self::value::{ElementKey, NftValue, TransportProtocol, ValueType};
 use super::error::NetlinkResult;

@@ -323,6 +323,16 @@ impl NftRule {
         rule.translate_destination(addr.is_ipv4())
     }
 
+    /// `redirect to :port`: to an address of the interface by which the packet arrives.
+    pub fn redirect_to_port(self, port: u16) -> NftRule {
+        let rule = self.load_immediate(&port.to_be_bytes(), 0);
+        rule.push_expression(build_expression("redir", |data| {
+            data.put_u32_be(NFTA_REDIR_REG_PROTO_MIN, register_number(0))
+                .put_u32_be(NFTA_REDIR_REG_PROTO_MAX, register_number(0));
+            data.put_u32_be(NFTA_REDIR_FLAGS, NF_NAT_RANGE_PROTO_SPECIFIED)
+        }))
+    }
+
     /// `dnat ip to a . b map @map`: the map has addresses and ports.
     pub fn dnat_by_map(self, fields: &[PacketField], map: NftSet<'_>) -> NftRule {
         let is_ipv4 = matches!(map.data, Some(MapDataType::Values([ValueType::Ipv4Addr, ..])));

@@ -5,6 +5,7 @@ mod changes;
 mod elements;
 mod rules;
 mod sets;
+mod timed;
 mod traffic;
 
 use std::net::IpAddr;
