@@ -11,6 +11,7 @@
 //! | 5 | [`tool`] | what a person runs: `cnitool`, `ipam`, `install`, `cnibox list` |
 //! | 4 | [`plugins`] | one file or directory per plugin |
 //! | 4 | [`dhcp`] | the plugin dhcp: its daemon, and the state machines of both protocols |
+//! | 4 | [`resolver`] | `cnibox egress resolver`: answers the queries for names of policies |
 //! | 3 | [`framework`] | the plugin process: trait, typed requests, rollback, the printer of results |
 //! | 3 | [`devices`] | devices of the host that containers have: host-device, bond |
 //! | 2 | [`iface`] | link work that plugins share |
@@ -22,6 +23,7 @@
 //! | 1 | [`netlink`] | links, addresses, routes, traffic control, `nf_tables`: the only user of rtnetlink |
 //! | 1 | [`trace`] | the flight recorder |
 //! | 1 | [`netns`], [`sysctl`], [`cmd`], [`stderr`], [`options`] | namespaces, kernel parameters, programs, the log, command lines |
+//! | 1 | [`confine`] | how daemons drop privileges |
 //! | 0 | [`secrets`] | what a document shows that leaves the node |
 //! | 0 | [`repairs`] | what `cnibox repair` finds |
 //! | | [`cni`] | the crate in `crates/cni`: the protocol as data, the calling side of CNI, the skeleton of a plugin |
@@ -41,6 +43,7 @@ mod stderr;
 mod applets;
 mod attachment;
 mod cmd;
+mod confine;
 mod devices;
 mod dhcp;
 mod files;
@@ -60,6 +63,7 @@ mod netns;
 mod options;
 mod plugins;
 mod repairs;
+mod resolver;
 mod secrets;
 #[doc(hidden)]
 pub mod start;

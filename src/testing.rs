@@ -67,4 +67,8 @@ pub mod fuzz {
     pub mod dhcp {
         pub use crate::dhcp::{machine, record, rpc, timing, v4, v6};
     }
+
+    pub mod resolver {
+        pub use crate::resolver::message;
+    }
 }

@@ -10,6 +10,7 @@
 //! cannot be parsed counts as absent.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind};
@@ -43,9 +44,9 @@ pub fn log_unrecorded(what: fmt::Arguments<'_>) {
 }
 
 /// The parent directory of all records.
-const DIR: &str = "/run/cni/cnibox";
+pub const DIR: &str = "/run/cni/cnibox";
 /// The directory of the records, in [`DIR`].
-pub(super) const ATTACHMENTS: &str = "attachments";
+pub const ATTACHMENTS: &str = "attachments";
 /// The records by address, in [`DIR`]: for each address a directory with an entry for each
 /// attachment.
 const BY_ADDRESS: &str = "by-address";
@@ -56,14 +57,20 @@ const MAX_BYTES: usize = 1 << 24;
 /// Attempts to add an entry, whose directory another process may be removing.
 const LINK_TRIES: usize = 10;
 
-/// A directory of records, or of links to records.
-pub(super) fn record_directory(name: &str) -> PathBuf {
+/// A directory of records, of links to records, or of other files about attachments of this host.
+pub fn record_directory(name: &str) -> PathBuf {
     Path::new(DIR).join(name)
 }
 
 /// The file of the instance in a [`record_directory`].
-pub(super) fn record_path(name: &str, instance: &str) -> PathBuf {
+pub fn record_path(name: &str, instance: &str) -> PathBuf {
     record_directory(name).join(format!("{instance}{ENDING}"))
+}
+
+/// The instance whose file has this name in a [`record_directory`]; `None` for temporary files.
+pub fn instance_of_file(name: &OsStr) -> Option<&str> {
+    let instance = name.to_str()?.strip_suffix(ENDING)?;
+    (!instance.starts_with('.')).then_some(instance)
 }
 
 /// Whether the attachment of this instance is listed in the directory `name`.
@@ -112,8 +119,8 @@ pub(super) fn link_record(path: &Path, instance: &str) -> files::FileResult<()> 
     Err(files::FileError::new("link", path, ErrorKind::ResourceBusy))
 }
 
-/// Creates the directory, which must be below [`DIR`]. Only root may write to both.
-fn create_directory(directory: &Path) -> files::FileResult<()> {
+/// Creates the directory, which must be a [`record_directory`]. Only root may write there.
+pub fn create_directory(directory: &Path) -> files::FileResult<()> {
     if DirBuilder::new().mode(0o700).create(directory).is_ok() {
         return Ok(());
     }

@@ -12,7 +12,7 @@
 
 pub mod backup;
 pub mod boot;
-mod file;
+pub mod file;
 pub mod liveness;
 mod owner;
 mod parts;

@@ -18,7 +18,7 @@ use super::file;
 use super::liveness::{Liveness, UnknownBecause};
 use super::owner::AttachmentId;
 use super::record::AttachmentRecord;
-use cni::error::Result;
+use cni::error::{Error, Result};
 use cni::files::{FileOperationContext, FileResult};
 use cni::json::Json;
 
@@ -72,6 +72,35 @@ impl RecordStore {
         }
     }
 
+    /// Changes the part of the attachment's record, unless `change` returns false. Returns it as it is
+    /// then; `None` if there is none, or it stays as it was. The caller has the attachment's
+    /// [lock](AttachmentRecord::lock_attachment).
+    pub fn change_part<T: Serialize + DeserializeOwned>(
+        self,
+        owner: AttachmentId<'_>,
+        change: impl FnOnce(&mut T) -> bool,
+    ) -> Result<Option<T>> {
+        let loaded = AttachmentRecord::load_for_change(owner);
+        let loaded = loaded.map_err(|e| Error::io("read the record of the attachment", &e))?;
+        let Some(mut record) = loaded else { return Ok(None) };
+        let Some(mut part) = record.rules.get(self.0).and_then(decode_part::<T>) else {
+            return Ok(None);
+        };
+        if !change(&mut part) {
+            return Ok(None);
+        }
+        let content = serde_json::to_value(&part);
+        let content = content.map_err(|e| Error::io("record the rules", &e.into()))?;
+        record.rules.insert(self.0.to_owned(), content);
+        record.save_record()?;
+        // GC may have removed the part meanwhile.
+        if !self.has_instance(&owner.instance_id()) {
+            record.drop_unlisted_parts()?;
+            return Ok(None);
+        }
+        Ok(Some(part))
+    }
+
     /// Lists the attachment, whose record has the part, under the feature.
     pub fn link_part(self, owner: AttachmentId<'_>) -> FileResult<()> {
         let instance = owner.instance_id();
@@ -120,6 +149,13 @@ impl RecordStore {
     /// The feature's data of the attachment, if it can be read.
     pub fn read_content<T: DeserializeOwned>(self, owner: AttachmentId<'_>) -> Option<T> {
         decode_part(&self.read_part(&owner.instance_id())?.content)
+    }
+
+    /// The part of the attachment of this [instance](AttachmentId::instance_id), if it is listed
+    /// under the feature and can be read.
+    pub fn find_part<T: DeserializeOwned>(self, instance: &str) -> Option<StoredRecord<T>> {
+        let listed = self.has_instance(instance).then(|| instance.to_owned());
+        self.stored_records(listed.into_iter().collect()).next()
     }
 
     /// The parts in records of this host, read one by one as the iterator advances.

@@ -24,6 +24,7 @@ use self::surroundings::{
     networks_of, pin_mac, require_unused_mac, routers_of,
 };
 use crate::attachment::AttachmentRecord;
+use crate::files::lock::FileLock;
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback,
     require_prev_result,
@@ -32,6 +33,7 @@ use crate::iface::guard::SINK;
 use crate::iface::{ContainerNetns, checksums, guard, peer};
 use crate::netfilter::egress::lint::find_idle_entries;
 use crate::netfilter::egress::policy::{CompiledPolicy, EgressPolicy};
+use crate::netfilter::egress::probe::{require_name_service, require_resolver};
 use crate::netfilter::egress::source::pod_name;
 use crate::netfilter::egress::{self, EgressPart};
 use crate::netfilter::{AttachmentId, RuleBackend};
@@ -79,11 +81,15 @@ impl Plugin for Egress {
         port.policy_file = policy_file;
         port.pod = pod_name(cx.raw_args());
         warn_of_idle_entries(&port)?;
-        let compiled = port.compile()?;
-        let program = port.guard_filter(&compiled)?;
-        let place = guard::find_place(host, &end)?;
         // A failure leaves a former policy of the attachment in force.
         let former: Option<EgressPart> = egress::RECORDS.read_content(owner);
+        // The container knows the addresses of names that it has asked for.
+        let is_same_pair = |former: &&EgressPart| is_same_pair(former, &port);
+        port.named = former.as_ref().filter(is_same_pair).map_or(Vec::new(), |f| f.named.clone());
+        let compiled = port.compile()?;
+        let program = port.fit_guard_filter(&compiled)?;
+        require_name_service(&port)?;
+        let place = guard::find_place(host, &end)?;
         if let Some(former) = &former {
             require_same_policies(owner, req, former, &port)?;
             port.replaces(former);
@@ -110,11 +116,20 @@ impl Plugin for Egress {
         guard::put_guard_at(host, &end, &place, program, SINK)?;
         egress::add_port(filter, owner, &port, &compiled)?;
         undo.commit();
-        Ok(prev.clone())
+        let mut result = prev.clone();
+        if port.has_names() {
+            let server = |ip: &IpAddr| match ip {
+                IpAddr::V6(v6) if v6.is_unicast_link_local() => format!("{ip}%{}", owner.ifname),
+                _ => ip.to_string(),
+            };
+            result.dns.nameservers = port.resolvers().iter().map(server).collect();
+        }
+        Ok(result)
     }
 
     fn check(cx: &CallContext<'_>, _: &EgressConfig, req: &CheckRequest) -> Result<()> {
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+        let _lock = lock_named(owner)?;
         let (host, port) = (cx.host_netlink()?, recorded_port(owner)?);
         let end = connected_end(host, req, &port)?;
         require_same_bridge(host, &end, &port)?;
@@ -136,6 +151,7 @@ impl Plugin for Egress {
         repairs: &mut RepairFindings,
     ) -> Result<()> {
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+        let _lock = lock_named(owner)?;
         let (host, port) = (cx.host_netlink()?, recorded_port(owner)?);
         // A container that renames its interface, or moves it away, does not prevent the repair.
         let end = connected_end(host, req, &port)
@@ -169,6 +185,9 @@ impl Plugin for Egress {
         // Unknown keys fail ADD alone: containers of other networks still come and go.
         conf.examine(cx, 0, &mut ConfigRemarks::default()).or_unavailable()?;
         cx.require_serviceable(Some(RuleBackend::Nftables), &[egress::FEATURE])?;
+        if conf.has_names() {
+            require_resolver().or_unavailable()?;
+        }
         let has_sink = SINK.require_usable(cx.usable_host_netlink()?).or_unavailable()?;
         try_guard(has_sink).or_unavailable()
     }
@@ -271,6 +290,17 @@ fn find_port(
     Ok((end, port))
 }
 
+/// Waits for the resolver of the node, which puts addresses of names in the record and in force one
+/// after the other.
+fn lock_named(owner: AttachmentId<'_>) -> Result<Option<FileLock>> {
+    let has_names = recorded_port(owner)?.has_names();
+    if has_names { egress::lock_policy(owner) } else { Ok(None) }
+}
+
+fn is_same_pair(former: &EgressPart, port: &EgressPart) -> bool {
+    (&former.end, former.mac) == (&port.end, port.mac)
+}
+
 fn warn_of_idle_entries(port: &EgressPart) -> Result<()> {
     for policy in &port.policies {
         for idle in find_idle_entries(policy, &port.scene(), MOST_COMPARED)? {
@@ -291,8 +321,7 @@ fn require_same_policies(
     former: &EgressPart,
     port: &EgressPart,
 ) -> Result<()> {
-    let is_same_pair = (&former.end, former.mac) == (&port.end, port.mac);
-    if !is_same_pair || *former.policies_of_add() == port.policies {
+    if !is_same_pair(former, port) || *former.policies_of_add() == port.policies {
         return Ok(());
     }
     let record = AttachmentRecord::find_by_attachment(owner);

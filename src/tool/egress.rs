@@ -2,6 +2,7 @@
 //! policies, tells which entry of a policy decides, and proposes policies.
 
 mod events;
+mod names;
 mod reload;
 
 use std::fmt::Write;
@@ -12,6 +13,7 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
+use self::names::{SeenNames, explain_name};
 pub use self::reload::{PolicyFilesWatch, repair_policies};
 use super::{JSON, NETWORK, ToolCommand, format_table, json_text, print_text};
 use crate::framework::{PluginService, Rollback};
@@ -20,11 +22,13 @@ use crate::netfilter::egress::compile::Service;
 use crate::netfilter::egress::explain::{DestinationPlace, explain};
 use crate::netfilter::egress::lint::find_idle_entries;
 use crate::netfilter::egress::policy::{EgressPolicy, PolicyEntry, parse_service, service_name};
+use crate::netfilter::egress::probe::require_name_service;
 use crate::netfilter::egress::report::{PortReport, RefusedFlow, list_ports};
 use crate::netfilter::egress::{self, EgressPart, source};
 use crate::netfilter::{AttachmentId, PacketFilter};
 use crate::netlink::{LinkAddress, Netlink};
 use crate::options::{CommandLine, CommandOption, long_option, require_no_words, usage_error};
+use crate::resolver::asked::AskedName;
 use cni::error::{Error, ErrorContext, Result};
 
 pub(super) const TOOL: ToolCommand = ToolCommand {
@@ -34,11 +38,12 @@ egress: lists what containers with a policy were refused, explains and replaces 
 
 Usage:
   cnibox egress ls [--network NAME] [--container ID] [--json | --metrics]
-  cnibox egress check --container ID [--network NAME] [--interface NAME] ADDRESS [SERVICE]
+  cnibox egress check --container ID [--network NAME] [--interface NAME] ADDRESS|NAME [SERVICE]
   cnibox egress learn --container ID [--network NAME] [--interface NAME]
   cnibox egress set --container ID [--network NAME] [--interface NAME] FILE
   cnibox egress reload [--network NAME] [--container ID]
   cnibox egress events [--network NAME] [--container ID] [--interval SECONDS]
+  cnibox egress resolver [--upstream ADDRESS[:PORT]]...
 
 ls prints each container with a policy, the number of packets and bytes that the policy refused, \
             and the last 50 refused
@@ -47,8 +52,8 @@ flows: destination, protocol and port; or arp, and the neighbour that was asked 
 its last packet; at most 50 new flows of a container are recorded at once, and 5 more per minute.
 
 check tells which entry of each policy in force decides about a service, such as tcp/443, at an \
-            address; without
-SERVICE about all ports of TCP. The status is 1 if the container may not reach it.
+            address, or where
+a name leads; without SERVICE about all ports of TCP. The status is 1 if the container may not reach it.
 
 learn prints the policy of a container with entries for the flows that ls prints: what it was \
             refused, or would have
@@ -66,6 +71,9 @@ one transaction, as repair does, and repair --watch within a second. Containers 
 events prints a line of JSON for each flow that was refused, or would have been in the mode audit, \
             until it is stopped: first
 for those that ls prints, then for new packets.
+
+resolver is the daemon that answers the queries of containers whose policies have names; see: \
+            cnibox egress resolver --help
 ",
     options: &[
         NETWORK,
@@ -113,6 +121,7 @@ pub const TOOLS: &[PluginService] = &[
     PluginService { name: "set", main: set_main },
     PluginService { name: "reload", main: reload_main },
     PluginService { name: "events", main: events_main },
+    PluginService { name: "resolver", main: crate::resolver::main },
 ];
 
 const METRICS: &str = "--metrics";
@@ -188,19 +197,32 @@ fn require_container(
 /// The words of `check`.
 struct Question {
     line: CommandLine,
-    addr: IpAddr,
+    about: QuestionSubject,
     /// As it was written.
     service: String,
     first: Service,
 }
 
+/// What `check` is about.
+enum QuestionSubject {
+    Address(IpAddr),
+    /// In lower case, without the final dot.
+    Name(String),
+}
+
 fn read_question(line: CommandLine) -> Result<Question> {
-    let line = require_container(line, "check", "an address, and one service", 1..=2)?;
+    let line = require_container(line, "check", "an address or name, and one service", 1..=2)?;
     let word = &line.words[0];
-    let addr = word.parse().map_err(|_| usage_error(format!("\"{word}\" is not an address")))?;
+    let about = match word.parse() {
+        Ok(addr) => QuestionSubject::Address(addr),
+        Err(_) if word.contains('.') => {
+            QuestionSubject::Name(word.trim_end_matches('.').to_ascii_lowercase())
+        }
+        Err(_) => return Err(usage_error(format!("\"{word}\" is not an address or name"))),
+    };
     let service = line.words.get(1).map_or("tcp", String::as_str).to_owned();
     let first = parse_service(&service).context(|| format!("\"{service}\""))?.first;
-    Ok(Question { line, addr, service, first })
+    Ok(Question { line, about, service, first })
 }
 
 /// The reports of the containers that the options select. A container is selected by its id, or by
@@ -230,6 +252,8 @@ struct ListedPort {
     malformed_packets: u64,
     /// `enforce` or `audit`.
     mode: &'static str,
+    /// The names that the resolver has refused, or noted in the mode audit.
+    names: Vec<AskedName>,
     network: String,
     /// The pod's namespace and name; empty if the runtime has given none.
     pod: String,
@@ -246,19 +270,26 @@ fn flow_service(flow: &RefusedFlow) -> String {
     flow.service.map_or_else(|| "arp".to_owned(), service_name)
 }
 
+/// The refused flows, with the names that have led there, and the refused names.
+fn list_flows(report: &PortReport, seen: &SeenNames) -> Vec<String> {
+    let flows = report.flows.iter().map(|flow| {
+        let name = seen.name_of(flow.addr).map_or(String::new(), |name| format!(" ({name})"));
+        format!("{} {}{name}", flow.addr, flow_service(flow))
+    });
+    flows.chain(seen.refused_lines()).collect()
+}
+
 impl ListedPort {
     fn from_report(report: &PortReport) -> ListedPort {
         let (owner, part) = (report.stored.attachment_id(), &report.stored.content);
+        let seen = SeenNames::of_port(report);
         ListedPort {
             container: owner.id.to_owned(),
-            flows: report
-                .flows
-                .iter()
-                .map(|flow| format!("{} {}", flow.addr, flow_service(flow)))
-                .collect(),
+            flows: list_flows(report, &seen),
             interface: owner.ifname.to_owned(),
             malformed_packets: report.malformed.packets,
             mode: if part.is_audited { "audit" } else { "enforce" },
+            names: seen.asked,
             network: owner.network.to_owned(),
             pod: part.pod.clone(),
             policy: report.policy.clone(),
@@ -349,13 +380,27 @@ fn without_policy(line: &CommandLine) -> Error {
 
 /// Prints which entry of each policy decides about a service at an address.
 fn explain_policies(question: &Question) -> Result<ExitCode> {
-    let Question { line, service, .. } = question;
-    let (addr, first) = (question.addr, question.first);
+    let Question { line, about, service, first } = question;
+    let first = *first;
     let report = selected_port(line, &PacketFilter::new())?;
     let port = &report.stored.content;
+    let addr = match about {
+        QuestionSubject::Address(addr) => *addr,
+        QuestionSubject::Name(name) => {
+            let (text, is_allowed) = explain_name(port, name, service, first)?;
+            print_text(&text)?;
+            return Ok(if is_allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+    };
     let host = Netlink::open()?;
     let place = find_place_of(&host, &host.dump_all_addresses()?, port, addr)?;
     let mut text = format!("{addr} is {}\n", place.name());
+    if let Some(named) = port.find_named(addr, first)? {
+        let (name, left) = (&named.name, named.remaining());
+        _ = writeln!(text, "{service} is allowed: {name} leads there for another {left} s");
+        print_text(&text)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let mut is_allowed = true;
     for (number, policy) in (1..).zip(&port.policies) {
         let decision = explain(policy, &port.scene(), place, addr, first)?;
@@ -378,12 +423,15 @@ fn propose_policy(line: &CommandLine) -> Result<ExitCode> {
     };
     let host = Netlink::open()?;
     let addresses = host.dump_all_addresses()?;
-    let known = policy.allow.len();
+    let (known, seen) = (policy.allow.len(), SeenNames::of_port(&report));
     for RefusedFlow { addr, service, .. } in &report.flows {
         let Some(service) = service else { continue };
         let to = match find_place_of(&host, &addresses, port, *addr)? {
             DestinationPlace::Host => "host".to_owned(),
-            DestinationPlace::Neighbour | DestinationPlace::AnotherHost => addr.to_string(),
+            DestinationPlace::Neighbour => addr.to_string(),
+            DestinationPlace::AnotherHost => {
+                seen.name_of(*addr).map_or_else(|| addr.to_string(), str::to_owned)
+            }
         };
         let service = service_name(*service);
         let (_, learned) = policy.allow.split_at_mut(known);
@@ -396,6 +444,7 @@ fn propose_policy(line: &CommandLine) -> Result<ExitCode> {
             }
         }
     }
+    policy.allow.extend(seen.learned_entries());
     print_text(&json_text(&policy)?)
 }
 
@@ -448,9 +497,10 @@ fn put_in_force(
             warn!("{idle}");
         }
     }
+    require_name_service(&port)?;
     port.replaces(stored);
     let compiled = port.compile()?;
-    let program = port.guard_filter(&compiled)?;
+    let program = port.fit_guard_filter(&compiled)?;
     let host = Netlink::open()?;
     let end = host.require_link(&port.end)?;
     let place = guard::find_place(&host, &end)?;

@@ -8,18 +8,15 @@
 //! | --- | --- |
 //! | `options.rs` | the command line |
 //! | `serve.rs` | the socket, and the connections of plugins |
-//! | `confine.rs` | dropping privileges |
 //! | `registry.rs`, `requests.rs` | all leases, and the requests of plugins |
 //! | `task.rs` | one lease |
 //! | `view.rs`, `occupants.rs` | its namespace: whether it is reached, and whether processes are in it |
 //! | `transport.rs`, `sockets.rs` | the messages of a lease, and its sockets |
 
-mod confine;
 mod occupants;
 mod options;
 mod registry;
 mod requests;
-mod seccomp;
 mod serve;
 mod sockets;
 mod task;
@@ -33,6 +30,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
 
+use nix::libc;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -41,10 +39,10 @@ use tokio::net::UnixListener;
 use tokio::runtime;
 use tokio::task::LocalSet;
 
-use self::confine::WritableFiles;
 use self::options::DaemonOptions;
 use self::registry::LeaseRegistry;
 use super::record::DhcpRecordStore;
+use crate::confine::{self, AccessFs, CapabilitySet, Confinement};
 use crate::options::{ParsedCommandLine, version_text};
 use crate::stderr;
 use cni::error::{Error, Result, errno_text, io_text};
@@ -106,10 +104,7 @@ fn run_daemon(options: DaemonOptions) -> Result<()> {
     let recorded = LeaseRegistry::open_recorded_leases(&options, &records);
 
     let removed = [created.as_deref(), options.pidfile.as_deref()];
-    confine::drop_privileges(&WritableFiles {
-        leases: records.directory_path(),
-        removed: &removed,
-    })?;
+    confine::drop_privileges(&confinement(records.directory_path(), &removed))?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Error::io("start the executor", &e))?;
     let served = LocalSet::new().block_on(&runtime, async {
@@ -130,6 +125,21 @@ fn run_daemon(options: DaemonOptions) -> Result<()> {
         serve::serve_until_signal(listener, signals, registry).await
     });
     served.map_err(|e| Error::io("serve", &e))
+}
+
+/// What the daemon keeps: work in containers' namespaces, and the directory of leases.
+fn confinement<'a>(leases: &'a Path, removed: &'a [Option<&'a Path>]) -> Confinement<'a> {
+    Confinement {
+        capabilities: CapabilitySet::SYS_ADMIN // entering namespaces
+            .union(CapabilitySet::NET_ADMIN) // addresses, routes, links
+            .union(CapabilitySet::NET_RAW) // frames, and sockets of one interface
+            .union(CapabilitySet::NET_BIND_SERVICE), // ports 68 and 546
+        families: &[libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_PACKET],
+        enters_namespaces: true,
+        directory: leases,
+        changes: AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile,
+        removed,
+    }
 }
 
 /// Leaves the plugin's session and working directory, whose file system may have to be unmounted.

@@ -100,8 +100,13 @@ impl AllowedTraffic {
 
     /// Whether packets of the service may go to the address.
     pub fn allows(&self, addr: IpAddr, service: Service) -> bool {
+        has_service(self.services_of(addr), service)
+    }
+
+    /// The services that are allowed at the address.
+    pub fn services_of(&self, addr: IpAddr) -> &[ServiceRange] {
         let ranges = if addr.is_ipv4() { &self.v4 } else { &self.v6 };
-        has_service(services_at(ranges, address_number(addr)), service)
+        services_at(ranges, address_number(addr))
     }
 
     /// Whether nothing is allowed.
@@ -334,7 +339,7 @@ pub fn combine_services(
     combined
 }
 
-fn has_service(services: &[ServiceRange], service: Service) -> bool {
+pub(super) fn has_service(services: &[ServiceRange], service: Service) -> bool {
     let at = services.partition_point(|range| range.last < service);
     services.get(at).is_some_and(|range| range.first <= service)
 }

@@ -1,9 +1,10 @@
 //! Which entry of a policy decides a packet.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
-use super::compile::Service;
-use super::policy::{EgressPolicy, PolicyEntry, PolicyScene};
+use super::compile::{Service, has_service};
+use super::names::NamePattern;
+use super::policy::{EgressPolicy, PolicyEntry, PolicyScene, is_name, parse_service};
 use cni::error::Result;
 
 /// The place of a destination.
@@ -76,6 +77,39 @@ pub fn explain(
     decided(first.unwrap_or_else(|| {
         if policy.profile.is_empty() { "policy".to_owned() } else { "profile".to_owned() }
     }))
+}
+
+/// An address of the Internet for which no policy has an entry: of documentation (RFC 5737).
+const SOMEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+
+/// What the policy does with packets of the service to where the name leads; a policy without the
+/// name decides by the address, and this is what it says about the Internet.
+pub fn explain_name(
+    policy: &EgressPolicy,
+    scene: &PolicyScene<'_>,
+    name: &str,
+    service: Service,
+) -> Result<PolicyDecision> {
+    let table = policy.compile(scene)?.names;
+    let Some((pattern, services)) = table.entry_of(name) else {
+        return explain(policy, scene, DestinationPlace::AnotherHost, SOMEWHERE, service);
+    };
+    let is_allowed = has_service(services, service);
+    let has_pattern = |entry: &PolicyEntry| {
+        let names = entry.to.iter().filter(|text| is_name(text));
+        names.filter_map(|text| NamePattern::parse(text).ok()).any(|own| own == *pattern)
+    };
+    let allows = |entry: &PolicyEntry| {
+        let ports =
+            entry.ports.as_deref().map(|ports| ports.iter().map(|port| parse_service(port)));
+        ports.is_none_or(|mut ports| {
+            ports.any(|range| range.is_ok_and(|range| has_service(&[range], service)))
+        })
+    };
+    let entries = || policy.allow.iter().enumerate().filter(|(_, entry)| has_pattern(entry));
+    let decides = entries().find(|(_, entry)| allows(entry)).or_else(|| entries().next());
+    let by = decides.map_or_else(|| "policy".to_owned(), |(at, _)| format!("allow[{at}]"));
+    Ok(PolicyDecision { is_allowed, by })
 }
 
 /// The names and places of all entries.

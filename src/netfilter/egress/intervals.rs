@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::compile::{AllowedRange, LAST_SERVICE, ServiceRange};
+use super::compile::{AllowedRange, LAST_SERVICE, Service, ServiceRange};
 use super::table::ICMPV6;
 use crate::netlink::nftables::{ElementKey, KeyInterval, NftValue, TransportProtocol};
 
@@ -49,20 +49,29 @@ pub(super) fn services(ranges: &[AllowedRange], is_ipv4: bool) -> Vec<KeyInterva
     {
         for service in services.iter().filter(|service| **service != ServiceRange::ALL) {
             for (low, high) in split_by_protocol(*service) {
-                let key = |number, service: u32| {
-                    let [_, proto, ..] = service.to_be_bytes();
-                    let port = (service & 0xffff) as u16;
-                    ElementKey(vec![
-                        address(number, is_ipv4),
-                        TransportProtocol::from(proto).into(),
-                        port.into(),
-                    ])
+                let key = |number, service| {
+                    let [proto, port] = service_values(service);
+                    ElementKey(vec![address(number, is_ipv4), proto, port])
                 };
                 all.push(KeyInterval { first: key(*first, low), last: key(*last, high) });
             }
         }
     }
     all
+}
+
+/// The intervals of protocol and port.
+pub(super) fn service_intervals(services: &[ServiceRange]) -> Vec<KeyInterval> {
+    let key = |service| ElementKey(service_values(service).to_vec());
+    let split = services.iter().flat_map(|service| split_by_protocol(*service));
+    split.map(|(low, high)| KeyInterval { first: key(low), last: key(high) }).collect()
+}
+
+/// The protocol and the port of a service.
+fn service_values(service: Service) -> [NftValue; 2] {
+    let [_, proto, ..] = service.to_be_bytes();
+    let port = (service & 0xffff) as u16;
+    [TransportProtocol::from(proto).into(), port.into()]
 }
 
 /// Splits a range of services so that each part has all of the protocol's ports, or one protocol.

@@ -1,7 +1,9 @@
 //! Entries of policies that do not do what they say.
 
 use super::compile::AllowedTraffic;
-use super::policy::{CompiledPolicy, EgressPolicy, PolicyEntry, PolicyScene, parse_network};
+use super::policy::{
+    CompiledPolicy, EgressPolicy, PolicyEntry, PolicyScene, is_name, parse_network,
+};
 use cni::error::{Error, Result};
 
 /// The entries that decide no packet, each with what to write instead, for a container in these
@@ -86,6 +88,10 @@ fn find_idle_parts(
         return Ok(());
     }
     for (at, text) in entry.to.iter().enumerate() {
+        if is_name(text) {
+            find_idle_name(&format!("{name}.to[{at}] {text:?}"), entry, whole, scene, idle)?;
+            continue;
+        }
         let own = parse_network(text).ok().filter(|net| net.prefix_len() < net.max_prefix_len());
         if own.is_some_and(|net| scene.on_link.iter().any(|near| near.contains(&net))) {
             let problem = format!("{name}.to[{at}] {text:?} opens none of the containers there");
@@ -104,6 +110,24 @@ fn find_idle_parts(
             let problem = format!("{name}.to[{at}] {text:?} allows nothing");
             idle.push(Error::config(problem).with_details(longer_prefixes(text)));
         }
+    }
+    Ok(())
+}
+
+/// Appends a name whose services the policy allows everywhere on the Internet.
+fn find_idle_name(
+    name: &str,
+    entry: &PolicyEntry,
+    whole: &CompiledPolicy,
+    scene: &PolicyScene<'_>,
+    idle: &mut Vec<Error>,
+) -> Result<()> {
+    let everywhere = traffic_to(vec!["internet".to_owned()], entry.ports.clone(), scene)?;
+    if everywhere.intersect(whole).routed == everywhere.routed {
+        let problem = format!("{name} adds nothing: the policy allows the Internet");
+        let remedy = "leave the profile, \"policy\": \"allow\" and \"internet\" out, so that \
+                      the policy allows the names alone";
+        idle.push(Error::config(problem).with_details(remedy));
     }
     Ok(())
 }

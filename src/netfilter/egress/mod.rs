@@ -6,7 +6,13 @@
 //! | `limits.rs` | how many connections a container may open |
 //! | `source.rs` | the places of policies |
 //! | `part.rs` | a container with policies, as its record has it |
+//! | `special.rs` | the networks that are not the Internet |
 //! | `lint.rs` | entries that do not do what they say |
+//! | `names.rs` | which names policies allow |
+//! | `named_address.rs` | an address of a name, for a time |
+//! | `resolved.rs` | the addresses to which allowed names lead |
+//! | `probe.rs` | whether that resolver answers |
+//! | `redirect.rs` | the redirection of name service to the resolver of the node |
 //! | `explain.rs` | which entry decides a packet |
 //! | `compile.rs` | ranges of addresses and services that policies allow |
 //! | `table.rs` | the tables of `nf_tables` |
@@ -24,22 +30,31 @@ pub mod guard;
 mod intervals;
 pub mod limits;
 pub mod lint;
+pub mod named_address;
+pub mod names;
 mod objects;
 mod part;
 pub mod policy;
+pub mod probe;
+mod redirect;
 pub mod report;
+pub mod resolved;
 pub mod source;
+mod special;
 mod table;
 
 use std::collections::{HashMap, HashSet};
 use std::iter;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use self::objects::{PolicyObjects, delete_unused, list_policies, policy_chains};
 pub use self::part::EgressPart;
 use self::policy::CompiledPolicy;
+pub use self::redirect::RESOLVER_PORT;
+use self::resolved::restore_addresses;
 #[cfg(test)]
 pub(crate) use self::table::SINK_PORT;
 use self::table::{FRAMES, PACKETS};
@@ -48,7 +63,9 @@ use super::layout::{LayoutTransaction, RestorableState, RuleComparison, TableLay
 use super::names::{AttachmentId, is_left_in_place, stale_matcher};
 use crate::attachment::{RecordStore, decode_part};
 use crate::files::lock::{FileLock, TIMEOUT};
-use crate::netlink::nftables::{NftBatch, NftSet, NftSocket, NftTable, SetElement};
+use crate::netlink::nftables::{
+    FILTER, NftBatch, NftSet, NftSocket, NftTable, PacketField, SetElement, ValueType,
+};
 use crate::netlink::{Link, Netlink, NetlinkResult};
 use cni::error::{Error, ErrorContext, Result, join_outcomes};
 
@@ -88,6 +105,13 @@ const LINK_LOCAL_MULTICAST: Ipv6Net =
 const UNSPECIFIED6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 128);
 const LINK_LOCAL: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
 
+/// Before the chains of others that filter packets.
+const BEFORE_FILTER: i32 = FILTER - 10;
+
+/// The key of a container: the interface by which its packets arrive, and their source address.
+const PORT: [ValueType; 2] = [ValueType::IfName, ValueType::EtherAddr];
+const PORT_FIELDS: [PacketField; 2] = [PacketField::Iifname, PacketField::EtherSaddr];
+
 /// The error of a MAC address that two containers have.
 fn taken_error(port: &EgressPart, comment: Option<&str>) -> Error {
     let other = comment.unwrap_or("another program");
@@ -110,7 +134,12 @@ pub fn find_container_link(host: &Netlink, addr: IpAddr) -> NetlinkResult<Option
 /// one after the other, and the runtime does not know of `cnibox egress set`. `None` if there is no
 /// directory for locks.
 pub fn lock_policy(owner: AttachmentId<'_>) -> Result<Option<FileLock>> {
-    Ok(FileLock::acquire_attachment_lock(&format!("{}-egress", owner.instance_id()), TIMEOUT)?)
+    lock_policy_within(owner, TIMEOUT)
+}
+
+/// Like [`lock_policy`], for at most `limit`.
+pub fn lock_policy_within(owner: AttachmentId<'_>, limit: Duration) -> Result<Option<FileLock>> {
+    Ok(FileLock::acquire_attachment_lock(&format!("{}-egress", owner.instance_id()), limit)?)
 }
 
 /// The elements that a container may have, by their keys, each once; their data is not in the
@@ -148,10 +177,10 @@ pub fn add_port(
     compiled: &CompiledPolicy,
 ) -> Result<()> {
     let failed = || format!("put the egress policy of port \"{}\" in force", port.end);
-    let objects = port.objects(compiled);
+    let (policies, objects) = (port.compile_policies()?, port.objects(compiled));
     let elements = table::port_elements(owner, port, &policy_chains(&objects));
     let (recorders, recorded) = recorders_of_port(owner, port, answer::is_ready(filter, port));
-    let layouts = [table::layouts_of_port(port.is_bridged), &recorders].concat();
+    let layouts = [table::layouts_of_port(port), recorders].concat();
     let all: Vec<SetElement> = elements.iter().chain(&recorded).cloned().collect();
     // The container may have had other addresses.
     let mut left =
@@ -176,9 +205,11 @@ pub fn add_port(
         for element in &of_before {
             change.batch.delete_element(element);
         }
+        let mut is_new = false;
         for policy in &objects {
-            create_if_missing(change, policy)?;
+            is_new |= create_if_missing(change, policy)?;
         }
+        restore_addresses(change, port, &policies, &objects, is_new)?;
         for (element, found) in elements.iter().zip(&found) {
             change.replace_element(found.as_ref(), element);
         }
@@ -313,12 +344,14 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
         return;
     }
     // Containers with equal policies share them.
-    let mut compared = HashSet::new();
+    let (mut compared, mut created) = (HashSet::new(), HashSet::new());
     for kept in change.restorable_records::<EgressPart>(RECORDS) {
-        let Ok(compiled) = kept.content.compile() else { continue };
-        let objects = kept.content.objects(&compiled);
-        let elements =
-            table::port_elements(kept.attachment_id(), &kept.content, &policy_chains(&objects));
+        let port = &kept.content;
+        let (Ok(policies), Ok(compiled)) = (port.compile_policies(), port.compile()) else {
+            continue;
+        };
+        let objects = port.objects(&compiled);
+        let elements = table::port_elements(kept.attachment_id(), port, &policy_chains(&objects));
         for policy in &objects {
             let chain = (policy.table, policy.chain.clone());
             let is_needed = elements
@@ -328,47 +361,53 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
             if !is_needed || !compared.insert(chain) {
                 continue;
             }
-            create_if_missing(change, policy)
-                .unwrap_or_else(|error| warn!("could not restore an egress policy: {error}"));
+            match create_if_missing(change, policy) {
+                Ok(is_new) => created.extend(is_new.then(|| (policy.table, policy.chain.clone()))),
+                Err(error) => warn!("could not restore an egress policy: {error}"),
+            }
         }
         for element in &elements {
             change.restore_with_data(element);
         }
+        let is_created =
+            |policy: &PolicyObjects| created.contains(&(policy.table, policy.chain.clone()));
+        let is_new = objects.iter().any(is_created);
+        restore_addresses(change, port, &policies, &objects, is_new)
+            .unwrap_or_else(|error| warn!("could not restore addresses of names: {error}"));
     }
 }
 
 /// Creates the policy, or replaces its content, unless it exists or the transaction creates it
-/// already.
+/// already. Returns whether the transaction creates it.
 fn create_if_missing(
     change: &mut LayoutTransaction<'_>,
     policy: &PolicyObjects,
-) -> NetlinkResult<()> {
-    if !policy.exist(change.nft, change.rule_comparison())?
-        && change.begin_chain(policy.table, &policy.chain)
-    {
+) -> NetlinkResult<bool> {
+    if policy.exist(change.nft, change.rule_comparison())? {
+        return Ok(false);
+    }
+    if change.begin_chain(policy.table, &policy.chain) {
         // Another container's ADD may create the same policy.
         change.require_unchanged();
         change.batch.append_batch(policy.creation(change.nft)?);
     }
-    Ok(())
+    Ok(true)
 }
 
 /// The sets with elements of containers.
 fn all_sets() -> Vec<NftSet<'static>> {
-    let layouts = table::layouts_of_port(true).iter().chain(RECORDERS);
+    let layouts = table::LAYOUTS.iter().chain(RECORDERS);
     layouts.flat_map(|layout| layout.sets).copied().collect()
 }
 
 /// Whether the record of a living attachment needs the table.
 fn needs_table(layout: &TableLayout) -> bool {
-    RECORDS.has_restorable_part::<EgressPart>(&|part| {
-        part.content.is_bridged || layout.table != FRAMES
-    })
+    RECORDS.has_restorable_part::<EgressPart>(&|part| table::needs_table(&part.content, layout))
 }
 
 /// Verifies everything that [`add_port`] created.
 pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &EgressPart) -> Result<()> {
-    for layout in table::layouts_of_port(port.is_bridged).iter().chain([&table::GUARD_LAYOUT]) {
+    for layout in table::layouts_of_port(port).iter().chain([&table::GUARD_LAYOUT]) {
         layout.require_whole(filter.nft_socket()?, RuleComparison::RuleSet)?;
     }
     let (nft, objects) = (filter.nft_socket()?, port.objects(&port.compile()?));

@@ -1,17 +1,23 @@
 //! The chains and sets of one policy in the tables of `nf_tables`, named by a hash of their
 //! content.
 
+mod limited;
+mod named;
+
 use std::collections::HashSet;
 
 use ipnet::IpNet;
 use nix::libc;
 
+use self::limited::{NEW, OPEN};
+use self::named::NAME_SERVICE;
+pub(super) use self::named::{CONNECTED_TIMEOUT, NamedSet};
 use super::compile::{AllowedTraffic, ServiceRange};
 use super::discovery::discovery;
 use super::intervals::{ALL_BUT_ICMPV6, addresses, services};
-use super::limits::{ConnectionLimits, ConnectionRate};
+use super::limits::ConnectionLimits;
 use super::part::EgressPart;
-use super::policy::CompiledPolicy;
+use super::policy::{CompiledPolicy, EgressPolicy};
 use super::table::{
     ETH_P_IP, FRAMES, ICMP, ICMPV6, NOTED, PACKETS, PolicyChains, REFUSED, REJECTED,
     established_reply,
@@ -21,8 +27,7 @@ use crate::attachment::sha512_hex;
 use crate::netfilter::layout::RuleComparison;
 use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
-    CT_STATE_NEW, KeyInterval, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable,
-    PacketField, PacketLimit, ValueType,
+    KeyInterval, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, PacketField, ValueType,
 };
 
 /// The prefixes of the names of chains: of the packets or frames of a container, and the chains
@@ -42,12 +47,11 @@ pub(super) struct PacketPolicy<'a> {
     pub(super) neighbours: &'a AllowedTraffic,
     pub(super) host: &'a AllowedTraffic,
     pub(super) limits: ConnectionLimits,
+    /// The lists of services of the names that are allowed besides.
+    pub(super) service_lists: &'a [Vec<ServiceRange>],
+    /// The policies that have the names: the sets of other names have other addresses.
+    pub(super) policies: &'a [EgressPolicy],
 }
-
-/// The maximum number of containers with one policy whose connections are counted, and how long an
-/// unused limit of new connections is kept, in seconds.
-const MOST_LIMITED: u32 = 65536;
-const LIMIT_TIMEOUT: u32 = 120;
 
 /// The length of the hash in names, in hexadecimal digits: an author of two policies cannot find
 /// two with one name.
@@ -57,11 +61,19 @@ const ID_LENGTH: usize = 32;
 const PACKET_HOST: u8 = 0;
 
 /// The ends of the names of sets.
-const SET_NAMES: [&str; 10] =
-    ["all4", "all6", "prefixes4", "prefixes6", "ranges4", "ranges6", "arp", "nd", NEW, OPEN];
-/// The limits of new and of open connections of each container.
-const NEW: &str = "new";
-const OPEN: &str = "open";
+const SET_NAMES: [&str; 11] = [
+    "all4",
+    "all6",
+    "prefixes4",
+    "prefixes6",
+    "ranges4",
+    "ranges6",
+    "arp",
+    "nd",
+    NEW,
+    OPEN,
+    NAME_SERVICE,
+];
 
 /// A policy in one table.
 #[derive(Clone, Debug)]
@@ -87,8 +99,16 @@ struct PolicySet {
 #[derive(Clone, Debug)]
 enum SetContent {
     Intervals(Vec<KeyInterval>),
-    /// Elements that packets add, and how long they are kept.
-    FilledByPackets(u32),
+    /// Elements that packets add, how many, and how long they are kept, in seconds.
+    FilledByPackets {
+        most: u32,
+        timeout: u32,
+    },
+    /// The addresses of names, each with its time; and the services that are allowed there.
+    Named {
+        is_ipv4: bool,
+        services: Vec<ServiceRange>,
+    },
 }
 
 impl PolicySet {
@@ -96,7 +116,8 @@ impl PolicySet {
         let set = table.named_set(&self.name, self.key);
         match self.content {
             SetContent::Intervals(_) => set.with_intervals(),
-            SetContent::FilledByPackets(timeout) => set.filled_by_packets(MOST_LIMITED, timeout),
+            SetContent::FilledByPackets { most, timeout } => set.filled_by_packets(most, timeout),
+            SetContent::Named { .. } => set.with_timeouts(),
         }
     }
 }
@@ -120,20 +141,24 @@ impl PolicyObjects {
         uplinks: &[String],
         end: &'static str,
     ) -> PolicyObjects {
-        let PacketPolicy { routed, neighbours, host, limits } = *policy;
+        let PacketPolicy { routed, neighbours, host, limits, service_lists, policies } = *policy;
         let mut content = [routed, neighbours, host].map(AllowedTraffic::to_bytes).concat();
         content.extend(uplinks.join("/").into_bytes());
         content.extend(format!("{end}{limits:?}").into_bytes());
+        let has_names = policies.iter().any(EgressPolicy::has_names);
+        if has_names {
+            content.extend(format!("{service_lists:?}{policies:?}").into_bytes());
+        }
         let id = sha512_hex(content, ID_LENGTH);
         let mut objects = PolicyObjects::new(PACKETS, &id, end);
         let [start, forward, to_host, to_neighbours, _] =
             CHAINS.map(|prefix| format!("{prefix}{id}"));
-        let rules = objects.add_traffic(&to_host, host);
-        objects.chains.push((to_host.clone(), rules));
-        let rules = objects.add_traffic(&to_neighbours, neighbours);
-        objects.chains.push((to_neighbours.clone(), rules));
+        objects.add_traffic_chain(&to_host, host);
+        objects.add_traffic_chain(&to_neighbours, neighbours);
 
         let accepted = objects.add_traffic(&forward, routed);
+        let named = objects.add_names(&forward, service_lists);
+        let refused = objects.refuse();
         let mut rules = vec![
             established_reply().accept().with_comment("replies of connections"),
             NftRule::new().match_dnat().accept().with_comment("translated by the host"),
@@ -148,7 +173,8 @@ impl PolicyObjects {
             });
             rules.push(leaves.go_to(&to_neighbours).with_comment("other containers"));
         }
-        rules.extend(accepted.iter().cloned());
+        rules.extend(accepted.iter().chain(&named).cloned());
+        rules.push(refused.clone());
         objects.chains.push((forward.clone(), rules));
 
         let mut rules = vec![
@@ -156,6 +182,10 @@ impl PolicyObjects {
             NftRule::new().jump_to("link").with_comment("replies and the link"),
         ];
         rules.extend(objects.add_limits(&start, limits));
+        if has_names {
+            // The host leads it to its resolver, whatever the address is.
+            rules.extend(objects.add_name_service(&start));
+        }
         for (kind, comment) in [
             (libc::RTN_LOCAL, "the host itself"),
             (libc::RTN_BROADCAST, "broadcast of the host"),
@@ -171,6 +201,8 @@ impl PolicyObjects {
         } else {
             objects.add_traffic(&start, &either)
         });
+        rules.extend(named);
+        rules.push(refused);
         objects.chains.push((start, rules));
         objects
     }
@@ -225,11 +257,23 @@ impl PolicyObjects {
             objects.chains.push((targets, known));
         }
         rules.extend(objects.add_traffic(&prefix, traffic));
+        rules.push(objects.refuse());
         objects.chains.push((objects.chain.clone(), rules));
         objects
     }
 
-    /// Adds the sets of allowed traffic. Returns the rules that accept it, and refuse the rest.
+    /// Adds a chain that accepts the traffic, and refuses the rest.
+    fn add_traffic_chain(&mut self, name: &str, traffic: &AllowedTraffic) {
+        let mut rules = self.add_traffic(name, traffic);
+        rules.push(self.refuse());
+        self.chains.push((name.to_owned(), rules));
+    }
+
+    fn refuse(&self) -> NftRule {
+        NftRule::new().go_to(self.end).with_comment(self.end)
+    }
+
+    /// Adds the sets of allowed traffic. Returns the rules that accept it.
     fn add_traffic(&mut self, prefix: &str, traffic: &AllowedTraffic) -> Vec<NftRule> {
         let mut rules = Vec::new();
         for (is_ipv4, ranges) in [(true, &traffic.v4), (false, &traffic.v6)] {
@@ -264,7 +308,6 @@ impl PolicyObjects {
                 vec![NftRule::new().in_set(&[field, PacketField::L4proto, PacketField::Dport], set)]
             }));
         }
-        rules.push(NftRule::new().go_to(self.end).with_comment(self.end));
         rules
     }
 
@@ -288,39 +331,6 @@ impl PolicyObjects {
         rules.into_iter().map(|rule| rule.accept().with_comment(name)).collect()
     }
 
-    /// Adds the sets of the limits, and returns the rules that refuse what is beyond them.
-    fn add_limits(&mut self, prefix: &str, limits: ConnectionLimits) -> Vec<NftRule> {
-        let key = &[PacketField::EtherSaddr];
-        let opens = || NftRule::new().any_bit_set(PacketField::CtState, CT_STATE_NEW);
-        let mut rules = Vec::new();
-        if let Some(ConnectionRate { count: packets, seconds }) = limits.new {
-            let burst = u32::try_from(packets).unwrap_or(u32::MAX);
-            let limit = PacketLimit { packets, seconds, burst };
-            rules.push(self.add_limit(prefix, NEW, LIMIT_TIMEOUT, |set| {
-                opens().add_over_limit(key, set, limit)
-            }));
-        }
-        if let Some(count) = limits.connections {
-            let open = |set: NftSet<'_>| opens().add_over_connections(key, set, count);
-            rules.push(self.add_limit(prefix, OPEN, 0, open));
-        }
-        rules
-    }
-
-    fn add_limit(
-        &mut self,
-        prefix: &str,
-        name: &'static str,
-        timeout: u32,
-        rule: impl FnOnce(NftSet<'_>) -> NftRule,
-    ) -> NftRule {
-        let (name, content) = (format!("{prefix}_{name}"), SetContent::FilledByPackets(timeout));
-        let set = PolicySet { name, key: &[ValueType::EtherAddr], content };
-        let rule = rule(set.nft_set(self.table)).go_to(self.end).with_comment("too many");
-        self.sets.push(set);
-        rule
-    }
-
     /// Whether the table has these chains and sets with this content.
     pub(super) fn exist(&self, nft: &NftSocket, comparison: RuleComparison) -> NetlinkResult<bool> {
         for (name, rules) in &self.chains {
@@ -340,7 +350,9 @@ impl PolicyObjects {
             let nft_set = set.nft_set(self.table);
             let is_whole = match &set.content {
                 SetContent::Intervals(intervals) => nft.has_intervals(nft_set, intervals)?,
-                SetContent::FilledByPackets(_) => nft.has_object(nft_set)?,
+                SetContent::FilledByPackets { .. } | SetContent::Named { .. } => {
+                    nft.has_object(nft_set)?
+                }
             };
             if !is_whole {
                 return Ok(false);
@@ -410,6 +422,8 @@ impl EgressPart {
                 neighbours: &neighbours,
                 host: &compiled.host,
                 limits: compiled.limits,
+                service_lists: &compiled.service_lists,
+                policies: &self.policies,
             },
             &self.uplinks,
             end,
@@ -460,8 +474,10 @@ pub(super) fn delete_unused(
             batch.delete_object(chain);
         }
     }
-    for prefix in names {
-        for name in SET_NAMES {
+    for (at, prefix) in names.iter().enumerate() {
+        let numbered =
+            if at == 1 { named::names_of_lists(nft, chain.table, prefix)? } else { Vec::new() };
+        for name in SET_NAMES.map(str::to_owned).into_iter().chain(numbered) {
             let name = format!("{prefix}_{name}");
             // The key of a set is not needed for its deletion.
             let set = chain.table.named_set(&name, &[ValueType::Ipv4Addr]);
@@ -494,7 +510,7 @@ fn address_type(is_ipv4: bool) -> (&'static [ValueType], PacketField) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::policy::{EgressPolicy, PolicyScene};
+    use super::super::policy::PolicyScene;
     use super::*;
 
     #[test]
@@ -502,7 +518,9 @@ mod tests {
         let policy = EgressPolicy { profile: "sandbox".to_owned(), ..EgressPolicy::default() };
         let compiled = policy.compile(&PolicyScene::default()).unwrap();
         let CompiledPolicy { routed, neighbours, host, limits, .. } = &compiled;
-        let policy = PacketPolicy { routed, neighbours, host, limits: *limits };
+        let policies = &[policy];
+        let (limits, service_lists) = (*limits, &[]);
+        let policy = PacketPolicy { routed, neighbours, host, limits, service_lists, policies };
         let objects = PolicyObjects::of_packets(&policy, &[], REFUSED);
         let names = objects.sets.iter().filter(|set| set.name.starts_with(FORWARD));
         let ends: Vec<&str> = names.map(|set| set.name.rsplit('_').next().unwrap()).collect();

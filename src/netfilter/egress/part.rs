@@ -8,13 +8,18 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::GROUPS;
-use super::compile::{ServiceRange, flatten, merge_services};
+use super::compile::{ServiceRange, combine_services, flatten, merge_services};
 use super::guard::{self, GuardPolicy};
 use super::limits::PolicyLimits;
-use super::policy::{self, CompiledPolicy, EgressPolicy, PolicyScene};
+use super::named_address::NamedAddress;
+use super::policy::{self, CompiledPolicy, EgressPolicy, PolicyScene, name_services};
 use crate::netlink::MacAddress;
 use crate::netlink::traffic::program::ProgramFilter;
-use cni::error::Result;
+use cni::error::{Error, Result};
+
+/// The maximum number of different lists of services that the names of a container have. Each has
+/// sets and rules of its own.
+const MOST_SERVICE_LISTS: usize = 16;
 
 /// A container with a policy: its part of the record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,6 +66,9 @@ pub struct EgressPart {
     pub limits: PolicyLimits,
     /// All of these policies must allow a packet. The last one is of `policy_file`.
     pub policies: Vec<EgressPolicy>,
+    /// The addresses of allowed names that are in force; the first is given up first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub named: Vec<NamedAddress>,
     /// The file that `CNI_ARGS` has named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy_file: Option<PathBuf>,
@@ -87,6 +95,18 @@ impl EgressPart {
         self.replaced = earlier;
     }
 
+    /// The addresses of the host at which the container asks the resolver of the node; link-local
+    /// ones, which need the interface's name, only without others.
+    pub fn resolvers(&self) -> Vec<IpAddr> {
+        let own = self.routers.iter().filter(|router| self.host.contains(router)).copied();
+        let (of_link, mut resolvers): (Vec<IpAddr>, Vec<IpAddr>) =
+            own.partition(|ip| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local()));
+        if resolvers.is_empty() {
+            resolvers = of_link;
+        }
+        resolvers
+    }
+
     /// Whether what the policies refuse gets an answer.
     pub(super) fn is_told(&self) -> bool {
         !self.is_audited && !self.is_silent
@@ -104,17 +124,32 @@ impl EgressPart {
 
     /// The traffic that all policies allow.
     pub fn compile(&self) -> Result<CompiledPolicy> {
-        let scene = self.scene();
-        let all = self.policies.iter().map(|policy| policy.compile(&scene));
-        let all: Vec<CompiledPolicy> = all.collect::<Result<_>>()?;
+        let all = self.compile_policies()?;
+        let service_lists = service_lists(&all)?;
         let mut compiled =
             all.into_iter().reduce(|all, one| all.intersect(&one)).unwrap_or_default();
         let published: Vec<ServiceRange> =
             self.published.iter().map(|text| policy::parse_service(text)).collect::<Result<_>>()?;
         compiled.served = merge_services([compiled.served, published].concat());
         compiled.limits = compiled.limits.intersect(self.limits.compile()?);
+        compiled.service_lists = service_lists;
         compiled.require_bounded()?;
         Ok(compiled)
+    }
+
+    /// What each policy allows for itself.
+    pub(super) fn compile_policies(&self) -> Result<Vec<CompiledPolicy>> {
+        let scene = self.scene();
+        self.policies.iter().map(|policy| policy.compile(&scene)).collect()
+    }
+
+    /// The filter of the second guard. Without the addresses of names, if it has no place for them: a
+    /// container must not prevent its policy, and can ask again.
+    pub fn fit_guard_filter(&mut self, compiled: &CompiledPolicy) -> Result<ProgramFilter> {
+        self.guard_filter(compiled).or_else(|_| {
+            self.named.clear();
+            self.guard_filter(compiled)
+        })
     }
 
     /// The filter of the second guard.
@@ -130,6 +165,11 @@ impl EgressPart {
         let (found, neighbours) =
             (allowed.restrict_to(&near), on_link.without(&self.own_networks(|_| true)));
         let everything = flatten(&[], &[ServiceRange::ALL]);
+        // Names lead to none of those.
+        let mut allowed = allowed.union(&self.named_traffic()?.without(&host));
+        if self.has_names() {
+            allowed = allowed.union(&flatten(&[], &name_services()));
+        }
         let judged = |traffic| if self.is_audited { &everything } else { traffic };
         guard::compile_filter(&GuardPolicy {
             mac: self.mac,
@@ -162,4 +202,41 @@ impl EgressPart {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_false(flag: &bool) -> bool {
     !flag
+}
+
+/// The different lists of services that names of a container with these policies may have, sorted.
+/// Each policy must allow a packet: one with the name by the services of the name, the others by
+/// those of the address.
+///
+/// Fails with code 7 if there are too many.
+fn service_lists(policies: &[CompiledPolicy]) -> Result<Vec<Vec<ServiceRange>>> {
+    if policies.iter().all(|policy| policy.names.is_empty()) {
+        return Ok(Vec::new());
+    }
+    let mut lists = vec![vec![ServiceRange::ALL]];
+    for CompiledPolicy { names, routed, .. } in policies {
+        let mut own: Vec<&[ServiceRange]> = names.all_services().collect();
+        if policies.len() > 1 {
+            let ranges = routed.v4.iter().chain(&routed.v6);
+            own.extend(ranges.map(|range| range.services.as_slice()));
+        }
+        own.sort_unstable();
+        own.dedup();
+        let both = |list: &Vec<ServiceRange>| {
+            let combined =
+                own.iter().map(|own| combine_services(list, own, |list, own| list && own));
+            combined.collect::<Vec<_>>()
+        };
+        lists = lists.iter().flat_map(both).filter(|list| !list.is_empty()).collect();
+        lists.sort_unstable();
+        lists.dedup();
+        if lists.len() > MOST_SERVICE_LISTS {
+            let problem =
+                format!("the names of the egress policy have {} lists of ports", lists.len());
+            return Err(Error::config(problem).with_details(format!(
+                "{MOST_SERVICE_LISTS} are possible: give several names the same ports"
+            )));
+        }
+    }
+    Ok(lists)
 }

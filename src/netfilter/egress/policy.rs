@@ -1,6 +1,6 @@
 //! The syntax of egress policies.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -11,6 +11,8 @@ use super::compile::{
     merge_services,
 };
 use super::limits::{ConnectionLimits, PolicyLimits};
+use super::names::{NamePattern, NameTable};
+use super::special::{metadata_networks, special_networks};
 use cni::error::{Error, ErrorContext, Result};
 
 /// The largest number of networks in the entries of a policy.
@@ -33,47 +35,6 @@ const PROTOCOLS: [(&str, u8); 5] =
 
 /// The protocols whose ports policies can name.
 const WITH_PORTS: [u8; 3] = [TCP, UDP, SCTP];
-
-/// The metadata services of clouds and their neighbours: no larger network of a policy opens them.
-const METADATA: [&str; 4] = ["169.254.0.0/16", "fd00:ec2::254", "168.63.129.16", "100.100.100.200"];
-
-/// The networks that are not the Internet, besides the container's own: the profile `sandbox`
-/// denies them.
-const SPECIAL: [&str; 27] = [
-    // link-local addresses: the metadata services of clouds and their neighbours
-    "169.254.0.0/16",
-    "fd00:ec2::254",
-    "168.63.129.16",
-    "100.100.100.200",
-    // private, shared, loopback, protocol assignments, benchmarks, multicast, reserved, broadcast
-    // (RFC 6890)
-    "0.0.0.0/8",
-    "10.0.0.0/8",
-    "100.64.0.0/10",
-    "127.0.0.0/8",
-    "172.16.0.0/12",
-    "192.0.0.0/24",
-    "192.168.0.0/16",
-    "198.18.0.0/15",
-    "224.0.0.0/4",
-    "240.0.0.0/4",
-    // unspecified, loopback, unique local, link-local, site-local (RFC 3879), multicast
-    "::",
-    "::1",
-    "fc00::/7",
-    "fe80::/10",
-    "fec0::/10",
-    "ff00::/8",
-    // IPv4 addresses in IPv6 addresses: NAT64 (RFC 6052, RFC 8215), 6to4, Teredo
-    "64:ff9b::/96",
-    "64:ff9b:1::/48",
-    "2002::/16",
-    "2001::/32",
-    // not global unicast (RFC 4291)
-    "::/3",
-    "4000::/2",
-    "8000::/1",
-];
 
 /// A policy as a configuration, the runtime or a file gives it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,7 +62,8 @@ pub struct EgressPolicy {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PolicyEntry {
-    /// Networks and addresses; `host`, `neighbours`, `dns` and `internet`.
+    /// Networks and addresses; `host`, `neighbours`, `dns` and `internet`; in `allow` also names,
+    /// and `*.` before a name for all names below it.
     pub to: Vec<String>,
     /// Services: `tcp/443`, `tcp/8000-8100`, `udp`, `icmp`, or the number of a protocol. `None`:
     /// all.
@@ -120,6 +82,10 @@ pub struct CompiledPolicy {
     pub neighbours: AllowedTraffic,
     pub served: Vec<ServiceRange>,
     pub limits: ConnectionLimits,
+    /// The names of one policy; empty for an [intersection](CompiledPolicy::intersect).
+    pub names: NameTable,
+    /// The lists of services that names of a container may have; empty for one policy.
+    pub service_lists: Vec<Vec<ServiceRange>>,
 }
 
 /// The surroundings of a container, which the words of its policies mean.
@@ -132,7 +98,7 @@ pub struct PolicyScene<'a> {
 }
 
 /// A destination of an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Destination {
     Network(IpNet),
     /// The host itself, by any address.
@@ -141,8 +107,9 @@ enum Destination {
     Neighbours,
     /// Port 53 of the host and of the name servers.
     Dns,
-    /// What is neither special ([`SPECIAL`]) nor on the container's own link.
+    /// What is neither special ([special](special_networks)) nor on the container's own link.
     Internet,
+    Name(NamePattern),
 }
 
 const WORDS: [(&str, Destination); 4] = [
@@ -152,6 +119,23 @@ const WORDS: [(&str, Destination); 4] = [
     ("internet", Destination::Internet),
 ];
 
+/// Name service by UDP, and an address that nobody has (RFC 7600), for which no entry is.
+const DNS_SERVICE: Service = 0x11_0035;
+const NO_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 0, 8));
+
+impl Destination {
+    /// Fails for a name that is denied: what it leads to may have other names.
+    fn require_possible(self, verdict: Verdict) -> Result<Destination> {
+        match (&self, verdict) {
+            (Destination::Name(_), Verdict::Deny) => {
+                Err(Error::config("a name cannot be denied, because its addresses have others")
+                    .with_details("leave it out: names are refused unless \"allow\" has them"))
+            }
+            _ => Ok(self),
+        }
+    }
+}
+
 /// An entry as it is written.
 struct ParsedEntry {
     to: Vec<Destination>,
@@ -160,8 +144,8 @@ struct ParsedEntry {
 }
 
 impl ParsedEntry {
-    fn names(&self, word: Destination) -> bool {
-        self.to.contains(&word)
+    fn names(&self, word: &Destination) -> bool {
+        self.to.contains(word)
     }
 
     /// The services of the entry that are name service.
@@ -209,15 +193,17 @@ impl EgressPolicy {
         };
         let is_allowed = self.parse_default()?.unwrap_or(is_sandbox);
         let by_default = if is_allowed { vec![ServiceRange::ALL] } else { Vec::new() };
-        let routed = compile_routed(&entries, scene, is_sandbox, &by_default)?;
+        let routed = compile_routed(&entries, scene, is_sandbox, &by_default);
         let (host, neighbours) = if is_sandbox {
             (name_services(), Vec::new())
         } else {
             (by_default.clone(), by_default)
         };
-        let host = compile_near(&entries, Destination::Host, &host);
-        let neighbours = compile_near(&entries, Destination::Neighbours, &neighbours);
-        Ok(CompiledPolicy { routed, host, neighbours, served, limits })
+        let host = compile_near(&entries, &Destination::Host, &host);
+        let neighbours = compile_near(&entries, &Destination::Neighbours, &neighbours);
+        let names = compile_names(&entries, host.allows(NO_ADDRESS, DNS_SERVICE));
+        let service_lists = Vec::new();
+        Ok(CompiledPolicy { routed, host, neighbours, served, limits, names, service_lists })
     }
 
     /// Whether destinations are allowed that no entry names, if the policy says so.
@@ -254,7 +240,9 @@ impl PolicyEntry {
     /// The entry with the verdict of its list; `name` is for errors.
     fn parse(&self, name: &str, verdict: Verdict) -> Result<ParsedEntry> {
         let to = self.to.iter().enumerate().map(|(at, text)| {
-            parse_destination(text).context(|| format!("{name}.to[{at}] {text:?}"))
+            parse_destination(text)
+                .and_then(|to| to.require_possible(verdict))
+                .context(|| format!("{name}.to[{at}] {text:?}"))
         });
         let mut to = to.collect::<Result<Vec<_>>>()?;
         let mut services = match &self.ports {
@@ -300,6 +288,7 @@ impl CompiledPolicy {
             neighbours: self.neighbours.intersect(&other.neighbours),
             served: combine_services(&self.served, &other.served, |ours, theirs| ours && theirs),
             limits: self.limits.intersect(other.limits),
+            ..CompiledPolicy::default()
         }
     }
 }
@@ -310,11 +299,11 @@ fn compile_routed(
     scene: &PolicyScene<'_>,
     is_sandbox: bool,
     by_default: &[ServiceRange],
-) -> Result<AllowedTraffic> {
+) -> AllowedTraffic {
     let mut all: Vec<Entry> = entries.iter().map(|entry| entry.networks(|_| true)).collect();
-    let special = [&*parse_networks(&SPECIAL)?, scene.on_link].concat();
+    let special = [special_networks(), scene.on_link].concat();
     let servers: Vec<IpNet> = scene.name_servers.iter().copied().map(IpNet::from).collect();
-    for entry in entries.iter().filter(|entry| entry.names(Destination::Dns)) {
+    for entry in entries.iter().filter(|entry| entry.names(&Destination::Dns)) {
         let (networks, services) = (servers.clone(), entry.name_services());
         all.push(Entry { networks, services, verdict: entry.verdict });
     }
@@ -323,34 +312,33 @@ fn compile_routed(
     if is_sandbox {
         all.extend(sandbox_entries(&special));
     } else if by_default.is_empty() {
-        let mut networks = parse_networks(&METADATA)?;
+        let mut networks = metadata_networks();
         networks.retain(|net| !all.iter().any(|entry| entry.networks.contains(net)));
         let services = vec![ServiceRange::ALL];
         all.push(Entry { networks, services, verdict: Verdict::Deny });
     }
     let mut routed = flatten(&all, by_default);
-    let on_internet = services_of_word(entries, Destination::Internet, by_default);
+    let on_internet = services_of_word(entries, &Destination::Internet, by_default);
     if on_internet != by_default {
         routed = routed.restrict_to(&special).union(&flatten(&all, &on_internet).without(&special));
     }
     if is_sandbox {
         routed = routed.union(&flatten(&denied, &name_services()).restrict_to(&servers));
     }
-    Ok(routed)
+    routed
 }
 
 /// What the entries allow at the host or at other containers: those with the word, those with a
 /// single address, and all that deny.
 fn compile_near(
     entries: &[ParsedEntry],
-    word: Destination,
+    word: &Destination,
     by_default: &[ServiceRange],
 ) -> AllowedTraffic {
     let of = |verdict, which: fn(&IpNet) -> bool| -> Vec<Entry> {
         let entries = entries.iter().filter(|entry| entry.verdict == verdict);
         entries.map(|entry| entry.networks(which)).collect()
     };
-    let is_address = |net: &IpNet| net.prefix_len() == net.max_prefix_len();
     let (everywhere, nothing) = (|services: &[ServiceRange]| flatten(&[], services), &[]);
     let named = services_of_word(entries, word, nothing);
     let refused = {
@@ -359,8 +347,8 @@ fn compile_near(
     };
     let mut traffic = flatten(&of(Verdict::Deny, |_| true), by_default).union(&everywhere(&named));
     traffic = traffic.subtract(&everywhere(&refused));
-    traffic = traffic.union(&flatten(&of(Verdict::Allow, is_address), nothing));
-    let mut addresses = of(Verdict::Deny, is_address);
+    traffic = traffic.union(&flatten(&of(Verdict::Allow, is_single), nothing));
+    let mut addresses = of(Verdict::Deny, is_single);
     for entry in &mut addresses {
         entry.verdict = Verdict::Allow;
     }
@@ -371,13 +359,13 @@ fn compile_near(
 /// of `deny` take some away. Name service is a service of the host.
 fn services_of_word(
     entries: &[ParsedEntry],
-    word: Destination,
+    word: &Destination,
     before: &[ServiceRange],
 ) -> Vec<ServiceRange> {
     let of = |verdict| {
         let entries = entries.iter().filter(|entry| entry.verdict == verdict);
         let services = entries.flat_map(|entry| {
-            let is_dns = word == Destination::Host && entry.names(Destination::Dns);
+            let is_dns = *word == Destination::Host && entry.names(&Destination::Dns);
             match (entry.names(word), is_dns) {
                 (true, _) => entry.services.clone(),
                 (false, true) => entry.name_services(),
@@ -401,7 +389,7 @@ fn sandbox_entries(special: &[IpNet]) -> [Entry; 2] {
 }
 
 /// Port 53.
-fn name_services() -> Vec<ServiceRange> {
+pub(super) fn name_services() -> Vec<ServiceRange> {
     [TCP, UDP].map(|protocol| ServiceRange::of_port(protocol, 53)).to_vec()
 }
 
@@ -410,15 +398,39 @@ fn all_networks() -> Vec<IpNet> {
     vec![Ipv4Net::default().into(), Ipv6Net::default().into()]
 }
 
-fn parse_networks(texts: &[&str]) -> Result<Vec<IpNet>> {
-    texts.iter().map(|text| parse_network(text)).collect()
-}
-
 fn parse_destination(text: &str) -> Result<Destination> {
     match WORDS.iter().find(|(word, _)| *word == text) {
-        Some((_, destination)) => Ok(*destination),
+        Some((_, destination)) => Ok(destination.clone()),
+        None if is_name(text) => NamePattern::parse(text).map(Destination::Name),
         None => parse_network(text).map(Destination::Network),
     }
+}
+
+/// Whether a destination is meant as a name.
+pub(super) fn is_name(text: &str) -> bool {
+    NamePattern::is_meant(text)
+}
+
+/// What the entries say about names.
+fn compile_names(entries: &[ParsedEntry], answers_all: bool) -> NameTable {
+    let (mut allowed, mut denied) = (Vec::new(), Vec::new());
+    for entry in entries {
+        for to in &entry.to {
+            let services = entry.services.clone();
+            match to {
+                Destination::Name(pattern) => allowed.push((pattern.clone(), services)),
+                Destination::Network(net) if entry.verdict == Verdict::Deny && is_single(net) => {
+                    denied.push((net.addr(), services));
+                }
+                _ => {}
+            }
+        }
+    }
+    NameTable::new(allowed, denied, answers_all)
+}
+
+fn is_single(net: &IpNet) -> bool {
+    net.prefix_len() == net.max_prefix_len()
 }
 
 /// Parses a network, whose address may be any in it, or an address.
@@ -426,8 +438,8 @@ pub(super) fn parse_network(text: &str) -> Result<IpNet> {
     let network = text.parse().or_else(|_| text.parse().map(|addr: IpAddr| addr.into()));
     let network: IpNet = network.map_err(|_| {
         Error::config("not a network or address").with_details(
-            "write a network like 10.0.0.0/8 or 2001:db8::/32, a complete address, or host, \
-                 neighbours, dns or internet",
+            "write a network like 10.0.0.0/8 or 2001:db8::/32, a complete address, a name with a \
+                 dot, or host, neighbours, dns or internet",
         )
     })?;
     match network {

@@ -67,13 +67,14 @@ use crate::attachment::AttachmentId;
 use crate::netfilter::layout::{FixedRule, TableLayout};
 use crate::netlink::MacAddress;
 use crate::netlink::nftables::{
-    BRIDGE_FILTER, CT_STATE_ESTABLISHED, DSTNAT, FILTER, NetfilterHook, NftRule, NftSet, NftTable,
+    BRIDGE_FILTER, CT_STATE_ESTABLISHED, DSTNAT, NetfilterHook, NftRule, NftSet, NftTable,
     NftValue, PacketField, PacketLimit, PacketVerdict, RAW, SetElement, TableFamily, ValueType,
 };
 
 use super::discovery::{ETH_P_IPV6, TARGET_CHAIN, advertises, discovery, foreign_target, probes};
 use super::part::EgressPart;
-use super::{LINK_LOCAL, LINK_LOCAL_MULTICAST, UNSPECIFIED6};
+use super::redirect;
+use super::{BEFORE_FILTER, LINK_LOCAL, LINK_LOCAL_MULTICAST, PORT, PORT_FIELDS, UNSPECIFIED6};
 
 pub(super) const PACKETS: NftTable<'_> =
     NftTable::new_inet("cnibox_egress").with_comment("cnibox: what containers may reach");
@@ -88,8 +89,6 @@ pub(crate) const SINK_PORT: &str = "cnibox-dropped";
 
 /// Before the chains that translate destinations.
 const BEFORE_DSTNAT: i32 = DSTNAT - 10;
-/// Before the chains of others that filter forwarded packets.
-const BEFORE_FILTER: i32 = FILTER - 10;
 
 /// The sets with elements of containers.
 #[derive(Clone, Copy, Debug)]
@@ -108,10 +107,6 @@ impl PortSets {
         }
     }
 }
-
-/// The key of a container: the interface by which its packets arrive, and their source address.
-const PORT: [ValueType; 2] = [ValueType::IfName, ValueType::EtherAddr];
-const PORT_FIELDS: [PacketField; 2] = [PacketField::Iifname, PacketField::EtherSaddr];
 
 pub(super) const PACKET_SETS: PortSets = PortSets::of_table(PACKETS);
 pub(super) const FRAME_SETS: PortSets = PortSets::of_table(FRAMES);
@@ -281,6 +276,7 @@ pub(super) fn port_elements(
         all.extend([FRAME_SETS.guarded.element_with_key(end), BOUND.element_with_key((end, mac))]);
         all.extend(judged(FRAME_SETS, end, &chains.frames));
     }
+    all.extend(redirect::asking_elements(port));
     let label = owner.object_label();
     all.into_iter().map(|element| element.with_comment(label.clone())).collect()
 }
@@ -297,11 +293,22 @@ pub(super) struct PolicyChains {
     pub(super) frames: String,
 }
 
-pub(super) const LAYOUTS: [TableLayout; 2] = [PACKET_LAYOUT, FRAME_LAYOUT];
+pub(super) const LAYOUTS: [TableLayout; 3] = [PACKET_LAYOUT, FRAME_LAYOUT, redirect::LAYOUT];
 
 /// The layouts of the tables whose rules judge a container's packets.
-pub(super) fn layouts_of_port(is_bridged: bool) -> &'static [TableLayout] {
-    if is_bridged { &LAYOUTS } else { &[PACKET_LAYOUT] }
+pub(super) fn layouts_of_port(port: &EgressPart) -> Vec<TableLayout> {
+    let mut layouts = LAYOUTS.to_vec();
+    layouts.retain(|layout| needs_table(port, layout));
+    layouts
+}
+
+/// Whether the rules of the table judge the container's packets, or lead them to the resolver.
+pub(super) fn needs_table(port: &EgressPart, layout: &TableLayout) -> bool {
+    match layout.table {
+        FRAMES => port.is_bridged,
+        redirect::TABLE => port.has_names(),
+        _ => true,
+    }
 }
 
 fn select_policy(ports: NftSet<'_>) -> NftRule {

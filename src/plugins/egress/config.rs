@@ -136,6 +136,11 @@ impl EgressConfig {
         Ok((policies, file))
     }
 
+    /// Whether the configuration's own policy has names.
+    pub(super) fn has_names(&self) -> bool {
+        self.own_policy().is_some_and(|policy| policy.has_names())
+    }
+
     /// Whether the policies are only audited.
     pub(super) fn is_audited(&self) -> Result<bool> {
         is_second_choice("mode", &self.mode, ["enforce", "audit"])

@@ -28,9 +28,12 @@ use super::directories::{CACHE, CONF, EMPTY, LEASES, PLUGIN_PATH, ToolDirectorie
 use super::finding::{Finding, FindingSubject, Severity, report_findings};
 use super::snapshot::{NodeSnapshot, wait_for_running_calls};
 use super::{JSON, ToolCommand, lint};
+use crate::attachment::StoredRecord;
 use crate::framework::AppletTable;
 use crate::invoke::{self, TracedExecutor};
 use crate::netfilter::PacketFilter;
+use crate::netfilter::egress::probe::require_resolver;
+use crate::netfilter::egress::{self, EgressPart};
 use cni::error::Result;
 use cni::exec::query_version_info;
 
@@ -139,6 +142,7 @@ fn examine_once(
         !(is_incomplete && UNUSABLE.iter().any(|text| finding.error.message().contains(text))
             || is_flushed && finding.error.details().contains("cnibox repair"))
     };
+    findings.extend(examine_resolver());
     findings.extend(lint_configurations(directories, table).into_iter().filter(is_new));
     findings.extend(missing);
     let checks = attached.iter().filter_map(|attached| attached.run_check(directories, runtime));
@@ -171,6 +175,17 @@ fn examine_rules() -> Vec<Finding> {
             .collect(),
         Err(error) => vec![Finding::new_error(subject, error.message(), error.details())],
     }
+}
+
+/// The resolver does not answer containers with names in their egress policies.
+fn examine_resolver() -> Option<Finding> {
+    let has_names = |stored: &StoredRecord<EgressPart>| stored.content.has_names();
+    if !egress::RECORDS.has_restorable_part(&has_names) {
+        return None;
+    }
+    let error = require_resolver().err()?;
+    let subject = "name service of egress";
+    Some(Finding::new_error(subject, error.message(), error.details()))
 }
 
 /// The findings of `cnibox lint` except notes, which need no remedy.

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::super::pause::{StopSignals, WakeReason};
 use super::super::print_text;
-use super::{flow_service, selected_ports};
+use super::{SeenNames, flow_service, selected_ports};
 use crate::netfilter::PacketFilter;
 use crate::netfilter::egress::compile::Service;
 use crate::netfilter::egress::report::PortReport;
@@ -34,6 +34,9 @@ struct RefusalEvent {
     /// The namespace and name of the pod; empty if the runtime has given none.
     pod: String,
     destination: IpAddr,
+    /// The name that has led the container there, if it has asked the resolver of the node.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    name: String,
     /// Such as `tcp/443`; `arp` for a neighbour that was asked for.
     service: String,
     packets: u64,
@@ -55,6 +58,7 @@ impl ReportedFlows {
         let (mut events, mut present) = (Vec::new(), HashMap::new());
         for port in ports {
             let (owner, part) = (port.stored.attachment_id(), &port.stored.content);
+            let seen = SeenNames::of_port(port);
             for flow in &port.flows {
                 let key = (owner.instance_id(), flow.addr, flow.service);
                 let told = self.0.get(&key).copied().filter(|told| *told <= flow.packets);
@@ -70,6 +74,7 @@ impl ReportedFlows {
                     interface: owner.ifname.to_owned(),
                     pod: part.pod.clone(),
                     destination: flow.addr,
+                    name: seen.name_of(flow.addr).unwrap_or_default().to_owned(),
                     service: flow_service(flow),
                     packets,
                     verdict: if part.is_audited { "noted" } else { "refused" },

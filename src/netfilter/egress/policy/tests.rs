@@ -252,7 +252,7 @@ fn longest_match(list: &[PolicyEntry], is_deny: bool, addr: IpAddr, service: u32
 
 /// The prefix length of the network of metadata services with the address.
 fn metadata_prefix(addr: IpAddr) -> Option<u8> {
-    let networks = METADATA.iter().map(|text| parse_network(text).unwrap());
+    let networks = metadata_networks().into_iter();
     networks.filter(|net| net.contains(&addr)).map(|net| net.prefix_len()).max()
 }
 
@@ -436,7 +436,7 @@ fn what_a_user_denies_is_denied_at_the_host() {
 
 #[test]
 fn errors_name_the_entry_and_a_remedy() {
-    let network = "write a network like 10.0.0.0/8 or 2001:db8::/32, a complete address, or host, \
+    let network = "write a network like 10.0.0.0/8 or 2001:db8::/32, a complete address, a name with a dot, or host, \
                    neighbours, dns or internet";
     let service = "write tcp, udp, sctp, icmp, icmpv6 or a protocol's number up to 255; ports like tcp/443 or tcp/8000-8100";
     let port = "a port is a number from 1 to 65535";
@@ -445,7 +445,18 @@ fn errors_name_the_entry_and_a_remedy() {
     let cases = [
         (to("10.0.0/8"), r#"allow[2].to[0] "10.0.0/8": not a network or address"#, network),
         (to("10.0.0.0/33"), r#"allow[2].to[0] "10.0.0.0/33": not a network or address"#, network),
-        (to("example.com"), r#"allow[2].to[0] "example.com": not a network or address"#, network),
+        (to("example"), r#"allow[2].to[0] "example": not a network or address"#, network),
+        (to("10.0.0"), r#"allow[2].to[0] "10.0.0": not a network or address"#, network),
+        (
+            to("a.*.com"),
+            r#"allow[2].to[0] "a.*.com": "*" is not at the beginning of the name"#,
+            "write *.example.org for all names below example.org, or each name for itself",
+        ),
+        (
+            r#"{"deny": [{"to": ["example.com"]}]}"#.to_owned(),
+            r#"deny[0].to[0] "example.com": a name cannot be denied, because its addresses have others"#,
+            r#"leave it out: names are refused unless "allow" has them"#,
+        ),
         (to("fe80::1%eth0"), r#"allow[2].to[0] "fe80::1%eth0": not a network or address"#, network),
         (to(""), r#"allow[2].to[0] "": not a network or address"#, network),
         (ports("http"), r#"deny[1].ports[1] "http": not a service"#, service),

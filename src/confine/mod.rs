@@ -1,34 +1,45 @@
-//! Dropping privileges before the first packet is received: all capabilities but a few, new
-//! privileges, the system calls that take over a node, and with Landlock all files but those of
-//! leases.
+//! How daemons drop privileges before the first packet is received: all capabilities but a few, new
+//! privileges, the system calls that take over a node, and with Landlock all files but their own.
 //!
-//! The daemon parses packets of a hostile segment for weeks, so an exploited parser must not
-//! endanger more than leases. User 0 owns the files of the node, whatever its capabilities: only
-//! Landlock keeps them from being written. The units in `packaging/systemd` confine the daemon
-//! further; a daemon that is started on demand has no other confinement.
+//! A daemon parses packets of hostile senders for weeks, so an exploited parser must not endanger
+//! more than the daemon's own state. User 0 owns the files of the node, whatever its capabilities:
+//! only Landlock keeps them from being written. The units in `packaging/systemd` confine the
+//! daemons further; a daemon that is started on demand has no other confinement.
+
+mod seccomp;
 
 use std::path::Path;
 
-use super::seccomp::{Condition, RefusedCall, compile_filter, install_filter, native_architecture};
+use self::seccomp::{Condition, RefusedCall, compile_filter, install_filter, native_architecture};
 use cni::error::{Error, Result, io_text};
 use landlock::{
-    ABI, Access, AccessFs, RestrictionStatus, Ruleset, RulesetAttr, RulesetCreatedAttr,
-    RulesetError, RulesetStatus, Scope, path_beneath_rules,
+    ABI, Access, RestrictionStatus, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError,
+    RulesetStatus, Scope, path_beneath_rules,
 };
+pub use landlock::{AccessFs, BitFlags};
 use nix::errno::Errno;
 use nix::libc::{self, c_long};
 use nix::unistd::getpid;
-use rustix::thread::{self, CapabilitySet, CapabilitySets};
+pub use rustix::thread::CapabilitySet;
+use rustix::thread::{self, CapabilitySets};
 
-/// The capabilities for work in containers' namespaces.
-const KEPT_CAPABILITIES: CapabilitySet = CapabilitySet::SYS_ADMIN // entering namespaces
-    .union(CapabilitySet::NET_ADMIN) // addresses, routes, links
-    .union(CapabilitySet::NET_RAW) // frames, and sockets of one interface
-    .union(CapabilitySet::NET_BIND_SERVICE); // ports 68 and 546
-
-/// The allowed address families of new sockets: leases, netlink, frames. A unix socket could reach
-/// the container runtime.
-const FAMILIES: [i32; 4] = [libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_PACKET];
+/// What a daemon keeps.
+#[derive(Debug)]
+pub struct Confinement<'a> {
+    pub capabilities: CapabilitySet,
+    /// The address families (`AF_*`) of new sockets. A unix socket could reach the container
+    /// runtime.
+    pub families: &'a [i32],
+    /// Whether threads may enter other network namespaces.
+    pub enters_namespaces: bool,
+    /// The directory of the daemon's files.
+    pub directory: &'a Path,
+    /// What the daemon does to files below the directory.
+    pub changes: BitFlags<AccessFs>,
+    /// Files that are removed at the end. Landlock has no smaller permission than removing any
+    /// file below their directories.
+    pub removed: &'a [Option<&'a Path>],
+}
 
 /// The flags of clone(2) that create namespaces.
 const NEW_NAMESPACES: [i32; 7] = [
@@ -57,7 +68,7 @@ const SYS_KEXEC_FILE_LOAD: c_long = 381;
 #[cfg(not(any(target_arch = "aarch64", target_arch = "riscv64", target_arch = "s390x")))]
 const SYS_KEXEC_FILE_LOAD: c_long = libc::SYS_kexec_file_load;
 
-/// System calls that the daemon does not need.
+/// System calls that no daemon needs.
 const REFUSED: &[c_long] = &[
     // Executing programs and accessing other processes.
     libc::SYS_execve,
@@ -74,7 +85,7 @@ const REFUSED: &[c_long] = &[
     libc::SYS_pidfd_send_signal,
     libc::SYS_rt_sigqueueinfo,
     libc::SYS_rt_tgsigqueueinfo,
-    // Changing users and creating namespaces; `setns` into network namespaces is allowed.
+    // Changing users and creating namespaces; `setns` has its own condition.
     libc::SYS_setuid,
     libc::SYS_setgid,
     libc::SYS_setreuid,
@@ -156,20 +167,11 @@ const REFUSED_ON_32_BITS: &[c_long] = &[
 #[cfg(not(target_arch = "arm"))]
 const REFUSED_ON_32_BITS: &[c_long] = &[];
 
-#[derive(Debug)]
-pub(super) struct WritableFiles<'a> {
-    /// The directory of leases.
-    pub(super) leases: &'a Path,
-    /// Files that are removed at the end. Landlock has no smaller permission than removing any
-    /// file below their directories.
-    pub(super) removed: &'a [Option<&'a Path>],
-}
-
 /// Drops privileges of this thread and of the threads that it will start. No other thread may
 /// exist.
-pub(super) fn drop_privileges(files: &WritableFiles<'_>) -> Result<()> {
-    drop_capabilities()?;
-    if restrict_files(files).map_err(|e| Error::internal(format!("restrict files: {e}")))?.ruleset
+pub fn drop_privileges(kept: &Confinement<'_>) -> Result<()> {
+    drop_capabilities(kept.capabilities)?;
+    if restrict_files(kept).map_err(|e| Error::internal(format!("restrict files: {e}")))?.ruleset
         == RulesetStatus::NotEnforced
     {
         warn!("this kernel has no Landlock: the files of root are not protected from the daemon");
@@ -180,17 +182,17 @@ pub(super) fn drop_privileges(files: &WritableFiles<'_>) -> Result<()> {
             std::env::consts::ARCH
         )));
     };
-    install_filter(compile_filter(architecture, &refused_calls()))
+    install_filter(compile_filter(architecture, &refused_calls(kept)))
         .map_err(|e| Error::internal(format!("filter system calls: {}", io_text(&e))))
 }
 
-fn drop_capabilities() -> Result<()> {
+fn drop_capabilities(kept: CapabilitySet) -> Result<()> {
     let system =
         |what: &'static str| move |e: rustix::io::Errno| Error::io(what, &std::io::Error::from(e));
     let present = thread::capabilities(None).map_err(system("read the capabilities"))?;
     // Clearing the bounding set needs CAP_SETPCAP, which is dropped afterwards.
     if present.effective.contains(CapabilitySet::SETPCAP) {
-        for capability in CapabilitySet::all() - KEPT_CAPABILITIES {
+        for capability in CapabilitySet::all() - kept {
             let dropped = thread::remove_capability_from_bounding_set(capability);
             match dropped {
                 // EINVAL: the kernel does not have the capability.
@@ -199,29 +201,28 @@ fn drop_capabilities() -> Result<()> {
             }
         }
     }
-    let kept = KEPT_CAPABILITIES & present.permitted;
+    let kept = kept & present.permitted;
     let sets =
         CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
     thread::set_capabilities(None, sets).map_err(system("drop capabilities"))
 }
 
-/// Refuses all changes of files but those of `files`, as far as the kernel can. Landlock also
+/// Refuses all changes of files but the daemon's own, as far as the kernel can. Landlock also
 /// refuses mounts, and access to other processes through procfs.
-fn restrict_files(files: &WritableFiles<'_>) -> Result<RestrictionStatus, RulesetError> {
+fn restrict_files(kept: &Confinement<'_>) -> Result<RestrictionStatus, RulesetError> {
     let changes = AccessFs::from_write(ABI::V5);
     let rules = Ruleset::default().handle_access(changes)?.scope(Scope::from_all(ABI::V6))?;
-    let leases = AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile;
-    let directories = files.removed.iter().filter_map(|path| path.as_deref()?.parent());
+    let directories = kept.removed.iter().filter_map(|path| path.as_deref()?.parent());
     let here = Path::new(".");
     let directories = directories.map(|dir| if dir.as_os_str().is_empty() { here } else { dir });
     rules
         .create()?
-        .add_rules(path_beneath_rules([files.leases], leases))?
+        .add_rules(path_beneath_rules([kept.directory], kept.changes))?
         .add_rules(path_beneath_rules(directories, AccessFs::RemoveFile))?
         .restrict_self()
 }
 
-fn refused_calls() -> Vec<RefusedCall> {
+fn refused_calls(kept: &Confinement<'_>) -> Vec<RefusedCall> {
     let refuse = |call: c_long, condition| RefusedCall {
         number: number(call),
         errno: Errno::EPERM,
@@ -230,6 +231,8 @@ fn refused_calls() -> Vec<RefusedCall> {
     let values =
         |values: &[i32]| values.iter().map(|value| value.unsigned_abs()).collect::<Vec<_>>();
     let own_process = values(&[getpid().as_raw()]);
+    let entered: &[i32] = if kept.enters_namespaces { &[libc::CLONE_NEWNET] } else { &[] };
+    let entered = values(entered);
     let typing = vec![number(libc::TIOCSTI), number(libc::TIOCLINUX)];
     let new_namespaces = NEW_NAMESPACES.iter().fold(0, |bits, flag| bits | flag.unsigned_abs());
     let always =
@@ -238,8 +241,8 @@ fn refused_calls() -> Vec<RefusedCall> {
         // Its flags are in memory; after ENOSYS the C library uses clone(2).
         RefusedCall { number: CLONE3, errno: Errno::ENOSYS, condition: Condition::Always },
         refuse(libc::SYS_clone, Condition::HasBits(CLONE_FLAGS, new_namespaces)),
-        refuse(libc::SYS_socket, Condition::IsNoneOf(0, values(&FAMILIES))),
-        refuse(libc::SYS_setns, Condition::IsNoneOf(1, values(&[libc::CLONE_NEWNET]))),
+        refuse(libc::SYS_socket, Condition::IsNoneOf(0, values(kept.families))),
+        refuse(libc::SYS_setns, Condition::IsNoneOf(1, entered)),
         // A process signals itself when it aborts.
         refuse(libc::SYS_tgkill, Condition::IsNoneOf(0, own_process)),
         refuse(libc::SYS_ioctl, Condition::IsOneOf(1, typing)),
@@ -269,15 +272,35 @@ mod tests {
     use nix::sys::signal::kill;
     use nix::unistd::Pid;
 
+    use super::seccomp::tests::{self, ALLOWED, REFUSED as REFUSED_CALL};
     use super::*;
-    use crate::dhcp::daemon::seccomp::tests::{self, ALLOWED, REFUSED as REFUSED_CALL};
     use crate::netns::on_scratch_thread;
+
+    /// What a daemon keeps that enters namespaces and has its files in `directory`.
+    fn confinement<'a>(directory: &'a Path, removed: &'a [Option<&'a Path>]) -> Confinement<'a> {
+        Confinement {
+            capabilities: CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN,
+            families: &[libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_PACKET],
+            enters_namespaces: true,
+            directory,
+            changes: AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile,
+            removed,
+        }
+    }
+
+    fn anywhere() -> Confinement<'static> {
+        confinement(Path::new("/"), &[])
+    }
 
     const UNKNOWN_CALL: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
 
     fn decide(call: u32, args: &[u64]) -> u32 {
+        decide_for(&anywhere(), call, args)
+    }
+
+    fn decide_for(kept: &Confinement<'_>, call: u32, args: &[u64]) -> u32 {
         let architecture = native_architecture().unwrap();
-        tests::decide(&compile_filter(architecture, &refused_calls()), architecture, call, args)
+        tests::decide(&compile_filter(architecture, &refused_calls(kept)), architecture, call, args)
     }
 
     /// The arguments of clone(2) with these flags.
@@ -320,6 +343,21 @@ mod tests {
     }
 
     #[test]
+    fn a_daemon_of_one_namespace_enters_no_other() {
+        let families = &[libc::AF_INET, libc::AF_NETLINK];
+        let kept = Confinement { enters_namespaces: false, families, ..anywhere() };
+        let decide =
+            |call, arg: i32| decide_for(&kept, number(call), &[u64::from(arg.unsigned_abs()); 2]);
+        for flag in [0, libc::CLONE_NEWNET, libc::CLONE_NEWNS] {
+            assert_eq!(decide(libc::SYS_setns, flag), REFUSED_CALL, "{flag:x}");
+        }
+        assert_eq!(decide(libc::SYS_socket, libc::AF_NETLINK), ALLOWED);
+        for family in [libc::AF_INET6, libc::AF_PACKET, libc::AF_UNIX] {
+            assert_eq!(decide(libc::SYS_socket, family), REFUSED_CALL, "{family}");
+        }
+    }
+
+    #[test]
     fn former_numbers_and_multiplexers_do_not_bypass_the_filter() {
         let always = |calls: &[c_long]| {
             for call in calls {
@@ -350,8 +388,8 @@ mod tests {
     #[test]
     fn sockets_are_created_under_the_filter() {
         on_scratch_thread(|| {
-            install_filter(compile_filter(native_architecture().unwrap(), &refused_calls()))
-                .unwrap();
+            let calls = refused_calls(&anywhere());
+            install_filter(compile_filter(native_architecture().unwrap(), &calls)).unwrap();
             std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
             assert_eq!(
                 UnixStream::connect("/nonexistent").unwrap_err().kind(),
@@ -438,7 +476,7 @@ mod tests {
         assert_eq!(failed(node.processes()), []);
         let denied = ["memory", "namespace"].map(|what| (what, ErrorKind::PermissionDenied));
         on_scratch_thread(|| {
-            drop_capabilities().unwrap();
+            drop_capabilities(anywhere().capabilities).unwrap();
             assert_eq!(failed(node.processes()), denied);
         })
         .unwrap();
@@ -456,8 +494,7 @@ mod tests {
         assert_eq!(failed(node.all()), [], "the attempts succeed without confinement");
         let (leases, socket) = (node.path("leases"), node.path("run/socket"));
         let confined = || {
-            drop_privileges(&WritableFiles { leases: &leases, removed: &[Some(&socket), None] })
-                .unwrap();
+            drop_privileges(&confinement(&leases, &[Some(&socket), None])).unwrap();
             let failed = failed(node.all());
             // EXDEV is Landlock's answer to a hard link from another directory.
             let denied = [ErrorKind::PermissionDenied, ErrorKind::CrossesDevices];

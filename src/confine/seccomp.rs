@@ -155,8 +155,8 @@ extern "C" fn socket(family: libc::c_int, kind: libc::c_int, protocol: libc::c_i
 pub(super) mod tests {
     use super::*;
 
-    pub(in crate::dhcp::daemon) const ALLOWED: u32 = libc::SECCOMP_RET_ALLOW;
-    pub(in crate::dhcp::daemon) const REFUSED: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+    pub(in crate::confine) const ALLOWED: u32 = libc::SECCOMP_RET_ALLOW;
+    pub(in crate::confine) const REFUSED: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
     const KILLED: u32 = libc::SECCOMP_RET_KILL_PROCESS;
 
     const X86_64: u32 = 0xc000_003e;
@@ -164,7 +164,7 @@ pub(super) mod tests {
     const S390X: u32 = 0x8000_0016;
 
     /// The action of a program for a system call of this architecture, computed as its kernel does.
-    pub(in crate::dhcp::daemon) fn decide(
+    pub(in crate::confine) fn decide(
         program: &[sock_filter],
         arch: u32,
         call: u32,

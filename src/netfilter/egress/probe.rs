@@ -1,0 +1,91 @@
+//! Whether the resolver of the node answers.
+
+use std::io;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::process;
+use std::time::{Duration, Instant};
+
+use super::part::EgressPart;
+use super::redirect::RESOLVER_PORT;
+use cni::error::{Error, Result};
+
+/// The name that the resolver answers for the node itself, and for nobody else.
+pub const PROBE_NAME: &str = "resolver.cnibox.invalid";
+
+/// How long the resolver may take, which systemd may have to start first.
+const LIMIT: Duration = Duration::from_secs(2);
+
+/// The flags of a question and of its answer without an error (RFC 1035, section 4.1.1): recursion
+/// desired; a response.
+const QUESTION: u16 = 0x0100;
+const RESPONSE: u8 = 0x80;
+const CODE: u8 = 0x0f;
+/// Type A, class IN.
+const ADDRESS: [u8; 4] = [0, 1, 0, 1];
+
+/// Fails if the policies have names, and the container cannot ask the resolver of the node.
+pub fn require_name_service(port: &EgressPart) -> Result<()> {
+    if !port.has_names() {
+        return Ok(());
+    }
+    if port.resolvers().is_empty() {
+        let problem = "names in a policy need a router of the container that is this node";
+        return Err(Error::config(problem).with_details(
+            "set \"isGateway\" of bridge, or write addresses in place of the names",
+        ));
+    }
+    require_resolver()
+}
+
+/// Fails unless the resolver answers, without which a container with names in its policy reaches
+/// none of them.
+pub fn require_resolver() -> Result<()> {
+    match ask_resolver() {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(resolver_error("another program answers")),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            Err(resolver_error("no answer within 2 s"))
+        }
+        Err(error) => Err(resolver_error(&cni::error::io_text(&error))),
+    }
+}
+
+fn resolver_error(why: &str) -> Error {
+    let problem = format!("the resolver for names in egress policies does not answer: {why}");
+    Error::internal(problem).with_details(
+        "start it with \"systemctl enable --now cnibox-egress-resolver.socket\", or run \"cnibox \
+         egress resolver\"",
+    )
+}
+
+fn ask_resolver() -> io::Result<bool> {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    socket.connect((Ipv4Addr::LOCALHOST, RESOLVER_PORT))?;
+    socket.set_read_timeout(Some(LIMIT))?;
+    let [high, low, ..] = process::id().to_ne_bytes();
+    socket.send(&question([high, low]))?;
+    let mut answer = [0; 512];
+    let end = Instant::now() + LIMIT;
+    // A signal interrupts waiting with a time limit, whatever its handler says.
+    let length = loop {
+        match socket.recv(&mut answer) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted && Instant::now() < end => {}
+            outcome => break outcome?,
+        }
+    };
+    let [first, second, flags, code, ..] = answer;
+    let is_answer = length >= 12 && [first, second] == [high, low] && flags & RESPONSE != 0;
+    Ok(is_answer && code & CODE == 0)
+}
+
+fn question(id: [u8; 2]) -> Vec<u8> {
+    let mut message = id.to_vec();
+    message.extend([QUESTION, 1, 0, 0, 0].map(u16::to_be_bytes).as_flattened());
+    for label in PROBE_NAME.split('.') {
+        message.extend(u8::try_from(label.len()));
+        message.extend(label.as_bytes());
+    }
+    message.push(0);
+    message.extend(ADDRESS);
+    message
+}
