@@ -40,14 +40,18 @@ modprobe          kmod                           emulate          test
 mkfs.ext4         e2fsprogs                      emulate          test
 xz                xz-utils                       -                test
 dnsmasq           dnsmasq-base                   test             -
+unbound           unbound                        -                test
+git               git                            -                test
+npm               npm                            -                test
+openssl           openssl                        -                test
+pip3              python3-pip                    -                lint,dist,test
 dhcpd             isc-dhcp-server                test             -
 shellcheck        shellcheck                     lint             -
 cargo-deny        -                              lint             -
 cargo-auditable   -                              dist             -
 mdbook            -                              book             -
-python3           python3-minimal                book,dist,lint,runtimes -
+python3           python3-minimal                book,dist,lint,runtimes test
 cargo-fuzz        -                              fuzz             -
-pip3              python3-pip                    -                lint,dist
 $wheels           pip                            -                lint,dist
 dpkg-deb          dpkg                           dist             -
 rpmbuild          rpm                            dist             -
@@ -76,7 +80,7 @@ crun              crun                           runtimes         -
 conmon            conmon                         runtimes         -
 /usr/share/containers/containers.conf golang-github-containers-common runtimes -
 busybox           busybox-static                 runtimes         -
-curl              curl                           runtimes         -
+curl              curl                           runtimes         test
 /usr/lib/python3/dist-packages/grpc python3-grpcio runtimes        -
 $peer/bridge      containernetworking-plugins    -                test,bench,runtimes
 "
@@ -102,11 +106,15 @@ iperf3           | measures bandwidth limits                      | iperf3 iperf
 kmod             | modprobe: modules of the VM's kernel           |
 e2fsprogs        | mkfs.ext4: the disk of the VM that reboots     |
 xz-utils         | xz: modules of the VM's kernel, packages       | xz xz xz xz
-dnsmasq-base     | a DHCP server                                  | dnsmasq dnsmasq dnsmasq dnsmasq
+dnsmasq-base     | a DHCP server, a name server                   | dnsmasq dnsmasq dnsmasq dnsmasq
+git              | fetches source code by name                    |
+npm              | fetches a package by name                      |
+openssl          | a certificate of a test                        |
+unbound          | a name server                                  |
 isc-dhcp-server  | a DHCP server                                  | dhcp-server dhcp-server dhcp -
 shellcheck       | lints shell scripts                            | ShellCheck ShellCheck shellcheck shellcheck
 python3-minimal  | scripts that create images and notices         | python3 python3 python3 python
-python3-pip      | kubectl, helm and the schemas of Kubernetes    | python3-pip python3-pip py3-pip python-pip
+python3-pip      | kubectl, helm, the schemas of Kubernetes; fetches a package by name | python3-pip python3-pip py3-pip python-pip
 dpkg             | deb packages                                   |
 rpm              | rpm packages                                   | rpm-build rpm-build rpm rpm-tools
 cpio             | unpacks rpm packages; creates initrds          |
@@ -131,7 +139,7 @@ runc             | containerd's containers                        |
 podman           | runs containers                                |
 crun             | podman's containers                            |
 conmon           | podman's containers                            |
-curl             | requests to published ports                    |
+curl             | requests to published ports, and by name       |
 busybox-static   | the container image                            | busybox busybox-static busybox-static busybox
 golang-github-containers-common | podman's configuration          | containers-common libcontainers-common containers-common containers-common
 python3-grpcio   | CRI client for containerd                      | python3-grpcio python3-grpcio py3-grpcio python-grpcio

@@ -22,6 +22,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("sysctl", &["netns"]),
     ("trace", &[]),
     ("cmd", &["netns", "trace"]),
+    ("confine", &[]),
     ("netlink", &["netns", "trace"]),
     ("files", &["netns", "trace"]),
     ("attachment", &["files", "netlink", "netns", "sysctl"]),
@@ -70,6 +71,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "attachment",
             "cmd",
+            "confine",
             "netlink",
             "netns",
             "sysctl",
@@ -80,6 +82,19 @@ const LAYERS: &[(&str, &[&str])] = &[
             "framework",
             "files",
             "leases",
+        ],
+    ),
+    (
+        "resolver",
+        &[
+            "attachment",
+            "confine",
+            "files",
+            "framework",
+            "iface",
+            "netfilter",
+            "netlink",
+            "options",
         ],
     ),
     (
@@ -95,6 +110,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "netns",
             "options",
             "repairs",
+            "resolver",
             "secrets",
             "framework",
             "files",
@@ -122,6 +138,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "framework",
             "files",
             "leases",
+            "resolver",
             "tool",
         ],
     ),
@@ -148,7 +165,7 @@ const LIBRARY_LAYERS: &[(&str, &[&str])] = &[
 
 /// The files with unsafe code.
 const UNSAFE: &[&str] = &[
-    "dhcp/daemon/seccomp.rs",
+    "confine/seccomp.rs",
     "iface/tun.rs",
     "main.rs",
     "memcpy.rs",
@@ -167,10 +184,10 @@ const PLACES: &[(&str, &[&str])] = &[
     ("-restore\"", &["netfilter/iptables/"]),
     ("rtnetlink", &["netlink/"]),
     ("netlink_packet", &["netlink/"]),
-    ("tokio", &["dhcp/daemon/"]),
-    ("socket2", &["dhcp/"]),
-    ("listenfd", &["dhcp/daemon/"]),
-    ("sock_filter", &["dhcp/daemon/seccomp.rs"]),
+    ("tokio", &["dhcp/daemon/", "resolver/"]),
+    ("socket2", &["dhcp/", "resolver/"]),
+    ("listenfd", &["dhcp/daemon/", "resolver/"]),
+    ("sock_filter", &["confine/seccomp.rs"]),
     ("process::Command", &["cmd/mod.rs", "lane.rs"]),
     ("process::{Child, Command", &["cmd/mod.rs", "lane.rs"]),
     ("/proc/sys", &["sysctl.rs"]),
@@ -180,7 +197,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ("unsafe ", UNSAFE),
     ("unsafe_code", UNSAFE),
     ("fork()", &["netlink/detached_delete.rs"]),
-    ("io_uring", &["netlink/deferred_close.rs", "dhcp/daemon/confine.rs"]),
+    ("io_uring", &["netlink/deferred_close.rs", "confine/mod.rs"]),
     ("thread::sleep", &["netfilter/watch.rs", "tool/snapshot.rs"]),
     // Files are read by `cni::files`, which is bounded and opens nothing but regular files.
     // Excepted are the kernel's files where `files` is out of reach, and descriptors of

@@ -17,6 +17,11 @@ lint() { cnibox lint --offline DIR/net.d; }
 conf() { cat >DIR/net.d/10-pods.conflist; }
 sound() { echo '{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","bridge":"cni0"'"$1"'}]}' | conf; }
 check() { cnitool check pods NETNS; }
+resolver() {
+  cnibox egress resolver --upstream ${1-127.0.0.1} >/dev/null 2>DIR/resolver &
+  trap "kill $!" EXIT
+  until grep -q ready DIR/resolver; do sleep 0.05; done
+}
 obey() {
   for i in 1 2 3; do
     l=$(check 2>&1) && return

@@ -1,5 +1,5 @@
 //! egress: lifecycle in every version, refusals, sources of policies; the submodules test what
-//! passes, ways out of a policy, flushes, and the tool.
+//! passes, names and their resolver, ways out of a policy, flushes, and the tool.
 
 mod answers;
 mod audit;
@@ -8,7 +8,9 @@ mod flush;
 mod lifecycle;
 mod limits;
 mod mistakes;
+mod names;
 mod recipes;
+mod recipes_by_name;
 mod reload;
 mod skipped;
 mod sources;

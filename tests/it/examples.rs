@@ -16,6 +16,7 @@ use serde_json::{Deserializer, Value};
 use crate::lane::{BOND, DUMMY, IPVLAN, VLAN, VRF, needs};
 use crate::support::net::settles;
 use crate::support::node::{Node, Snapshot, executable};
+use crate::support::resolver::start_resolver;
 
 macro_rules! page {
     ($name:literal) => {
@@ -201,6 +202,8 @@ fn egress_policies() {
         let node = Node::new();
         prepare(&node, page);
         fs::write(node.path("try/example.conflist"), list).unwrap();
+        let has_names = list.contains("github.com");
+        let _resolver = has_names.then(|| start_resolver(&node, &["127.0.0.1"]));
         let name = list.split("\"name\": \"").nth(1).unwrap().split('"').next().unwrap();
         let steps =
             blocks(page!("README"), "sh").join("\n").replace(" example ", &format!(" {name} "));

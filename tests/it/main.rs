@@ -96,6 +96,7 @@
 //! | `support::parallel` | calls at the same time |
 //! | `support::pause` | a call that is stopped at any of its system calls |
 //! | `support::random` | random numbers that a seed repeats |
+//! | `support::resolver` | the resolver for names in egress policies |
 //! | `support::snapshot` | all state that plugins may leave, compared |
 //! | `support::strace` | the system calls of a call, with errors and kills |
 //! | `support::tap` | programs that open tap devices, and a machine behind one |

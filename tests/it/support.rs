@@ -11,6 +11,7 @@ pub(crate) mod node;
 pub(crate) mod parallel;
 pub(crate) mod pause;
 pub(crate) mod random;
+pub(crate) mod resolver;
 pub(crate) mod snapshot;
 pub(crate) mod strace;
 pub(crate) mod tap;

@@ -32,7 +32,7 @@ const WAIT: Duration = Duration::from_millis(300);
 type Case<'c> = (&'c str, &'c str, bool);
 
 /// The list behind a heading of the page.
-fn recipe(heading: &str) -> Value {
+pub(super) fn recipe(heading: &str) -> Value {
     let (_, text) = PAGE.split_once(&format!("\n### {heading}\n")).expect("no such recipe");
     serde_json::from_str(blocks(text, "json")[0]).unwrap()
 }

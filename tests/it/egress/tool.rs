@@ -43,10 +43,11 @@ fn check_names_the_entry_that_decides() {
             1,
             "10.9.0.1 is the host itself\ntcp/22 is refused by policy of policy 1\n",
         ),
+        ("example.com tcp/22", 1, "tcp/22 is refused by policy of policy 1\n"),
     ] {
         assert_eq!(asked(words), (Some(status), said.to_owned()), "{words}");
     }
-    assert_eq!(asked("example.com tcp/22").0, Some(2));
+    assert_eq!(asked("example tcp/22").0, Some(2));
 }
 
 #[test]
