@@ -34,6 +34,7 @@ use super::{OUTSIDE, add_outside, list};
 use crate::support::conflist::{Attached, Conflist};
 use crate::support::net::GATEWAYS;
 use crate::support::node::{Container, Node, Running, eventually};
+use crate::support::traffic::Place;
 
 /// A name server somewhere in the Internet, which nothing in a test's node answers for.
 const PUBLIC: [&str; 2] = ["8.8.8.8", "2001:4860:4860::8888"];
@@ -75,6 +76,10 @@ impl Site {
         for prefix in ["203.0.113.0/24", "20.0.0.0/8", "2001:db8:f::/64"] {
             outside.sh(&format!("ip route add local {prefix} dev lo"));
         }
+        eventually("duplicate address detection", || {
+            outside.sh("ip -6 addr show tentative").trim().is_empty()
+        });
+        assert!(node.reaches(OUTSIDE[0]) && node.reaches(OUTSIDE[1]));
         let upstream = Upstream::start(&outside, OUTSIDE[0], 53);
         let echo = Echo::start(&outside, &[80, 443]);
         upstream.serve(zone());

@@ -26,13 +26,13 @@ fn an_answer_opens_its_addresses_for_the_ports_of_the_name() {
         }
         let zone = (0..ways.len()).flat_map(|nth| {
             let name = format!("way{nth}.example.net");
-            [format!("203.0.113.{}", 100 + nth), format!("2001:db8:f::{nth}")]
-                .map(|ip| Record::address(&name, ip))
+            [format!("203.0.113.{}", 100 + nth), format!("2001:db8:f::{}", nth + 1)]
+                .map(|ip| Record::address(&name, &ip))
         });
         site.upstream.serve(zone.collect::<Vec<_>>());
         for (nth, way) in ways.into_iter().enumerate() {
             let name = format!("way{nth}.example.net");
-            let ips = [format!("203.0.113.{}", 100 + nth), format!("2001:db8:f::{nth}")];
+            let ips = [format!("203.0.113.{}", 100 + nth), format!("2001:db8:f::{}", nth + 1)];
             for (kind, ip) in [(A, &ips[0]), (AAAA, &ips[1])] {
                 assert!(!inside.reaches(ip, 443), "{way:?}: {ip} before the question");
                 let answer = way.ask(&inside.container, &Message::question(&name, kind));

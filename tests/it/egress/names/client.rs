@@ -85,8 +85,18 @@ pub(super) fn exchange(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<Vec<u
 
 /// A connection, if it comes about.
 pub(super) fn connect(from: &impl Place, ip: &str, port: u16) -> io::Result<TcpStream> {
+    connect_within(Duration::from_secs(10), from, ip, port)
+}
+
+/// A connection, if it comes about within this time: of what is refused without an answer, too.
+pub(super) fn connect_within(
+    limit: Duration,
+    from: &impl Place,
+    ip: &str,
+    port: u16,
+) -> io::Result<TcpStream> {
     let to = SocketAddr::new(ip.parse().unwrap(), port);
-    let stream = from.within(|| TcpStream::connect_timeout(&to, Duration::from_secs(10)))?;
+    let stream = from.within(|| TcpStream::connect_timeout(&to, limit))?;
     stream.set_read_timeout(Some(PATIENCE))?;
     Ok(stream)
 }

@@ -166,7 +166,9 @@ fn thousands_of_addresses_are_cut_to_some() {
     let inside = site.attach("bridge", "c1", Some(&names()));
     let many = |count: u32| -> Vec<Record> {
         (0..count)
-            .map(|nth| Record::address(NAME, std::net::Ipv4Addr::from(0x1400_0100 + nth)))
+            .map(|nth| {
+                Record::address(NAME, &std::net::Ipv4Addr::from(0x1400_0100 + nth).to_string())
+            })
             .collect()
     };
     let edns = |size| Message::question(NAME, A).with_edns(size, &[]);
@@ -191,7 +193,7 @@ fn thousands_of_addresses_are_cut_to_some() {
         }
     }
     // IPv6 addresses need more than the largest datagram.
-    let six = (0..64).map(|nth| Record::address(NAME, format!("2001:db8:f::{:x}", 0x100 + nth)));
+    let six = (0..64).map(|nth| Record::address(NAME, &format!("2001:db8:f::{:x}", 0x100 + nth)));
     site.upstream.serve(six.collect::<Vec<_>>());
     let question = Message::question(NAME, AAAA).with_edns(65535, &[]);
     assert!(Way::udp(GATEWAYS[1]).ask(&inside.container, &question).is_truncated());

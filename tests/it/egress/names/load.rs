@@ -29,7 +29,12 @@ fn serve_numbers(site: &Site) {
         let name = asked.message.questions[0].0.clone();
         let number = name.split('.').next().unwrap_or_default().parse().unwrap_or(0);
         let ip = address_of(number);
-        vec![asked.message.reply(0, vec![Record::address(&name, ip).with_ttl(60)]).encode()]
+        vec![
+            asked
+                .message
+                .reply(0, vec![Record::address(&name, &ip.to_string()).with_ttl(60)])
+                .encode(),
+        ]
     });
 }
 
@@ -70,7 +75,7 @@ fn the_first_packet_behind_an_answer_passes() {
     server.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     let (arrived, next) = (Mutex::new(HashSet::new()), AtomicU32::new(1));
     let is_over = std::sync::atomic::AtomicBool::new(false);
-    let sent = AtomicU32::new(0);
+    let sent = Mutex::new(Vec::new());
     thread::scope(|scope| {
         scope.spawn(|| {
             let mut buffer = [0; 8];
@@ -99,7 +104,7 @@ fn the_first_packet_behind_an_answer_passes() {
                         } else {
                             let bytes = u64::from(number).to_be_bytes();
                             sender.send_to(&bytes, (ip.unwrap(), PORT)).unwrap();
-                            sent.fetch_add(1, Ordering::Relaxed);
+                            sent.lock().unwrap().push(number);
                         }
                         thread::sleep(PACE.saturating_sub(began.elapsed()));
                     }
@@ -112,8 +117,20 @@ fn the_first_packet_behind_an_answer_passes() {
         thread::sleep(Duration::from_secs(1));
         is_over.store(true, Ordering::Relaxed);
     });
-    let (sent, arrived) = (sent.into_inner(), arrived.into_inner().unwrap().len());
-    assert_eq!(arrived, usize::try_from(sent).unwrap(), "datagrams were lost");
+    let (mut sent, arrived) = (sent.into_inner().unwrap(), arrived.into_inner().unwrap());
+    sent.retain(|number| !arrived.contains(&u64::from(*number)));
+    for number in &sent {
+        let ip = address_of(*number);
+        println!(
+            "{number} was lost: {}",
+            site.node.sh(&format!("nft list ruleset | grep -F '{ip}' || true"))
+        );
+    }
+    for table in ["/proc/net/snmp", "/proc/net/stat/nf_conntrack", "/proc/net/softnet_stat"] {
+        println!("{table}\n{}", site.node.sh(&format!("cat {table}")));
+    }
+    println!("outside:\n{}", site.outside.sh("grep Udp: /proc/net/snmp; ip -s link show eth0"));
+    assert!(sent.is_empty(), "datagrams were lost: {sent:?}");
 }
 
 /// Latencies in microseconds, sorted.

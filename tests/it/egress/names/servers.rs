@@ -123,7 +123,7 @@ fn unbound_is_asked() {
     let mut site = Site::without_resolver();
     let mut zone = super::zone();
     zone.push(Record::address("inner.example.net", "10.1.2.1"));
-    zone.extend(many().map(|ip| Record::address("many.example.net", ip)));
+    zone.extend(many().map(|ip| Record::address("many.example.net", &ip)));
     let alpn: (u16, &[u8]) = (1, b"\x02h2");
     let hint: (u16, &[u8]) = (4, &[203, 0, 113, 90]);
     zone.push(Record::service("svc.example.net", HTTPS, "", &[alpn, hint]));

@@ -45,9 +45,8 @@ impl Record {
     }
 
     /// The address of a name, of type A or AAAA.
-    #[expect(clippy::needless_pass_by_value, reason = "texts, strings and addresses")]
-    pub(super) fn address(name: &str, ip: impl ToString) -> Record {
-        match ip.to_string().parse().unwrap() {
+    pub(super) fn address(name: &str, ip: &str) -> Record {
+        match ip.parse().unwrap() {
             IpAddr::V4(ip) => Record::new(name, A, ip.octets().to_vec()),
             IpAddr::V6(ip) => Record::new(name, AAAA, ip.octets().to_vec()),
         }
