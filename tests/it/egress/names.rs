@@ -73,6 +73,9 @@ impl Site {
         let node = Node::new();
         let outside = add_outside(&node);
         outside.sh("ip link set lo up");
+        // The kernel asks for the MAC address of a gateway only if its route has the scope of the link,
+        // and else for that of each destination, of which all namespaces together have 1,024.
+        node.sh("ip route replace $(ip route show default) onlink");
         for prefix in ["203.0.113.0/24", "20.0.0.0/8", "2001:db8:f::/64"] {
             outside.sh(&format!("ip route add local {prefix} dev lo"));
         }
