@@ -177,7 +177,7 @@ pub fn add_port(
     compiled: &CompiledPolicy,
 ) -> Result<()> {
     let failed = || format!("put the egress policy of port \"{}\" in force", port.end);
-    let (policies, objects) = (port.compile_policies()?, port.objects(compiled));
+    let objects = port.objects(compiled);
     let elements = table::port_elements(owner, port, &policy_chains(&objects));
     let (recorders, recorded) = recorders_of_port(owner, port, answer::is_ready(filter, port));
     let layouts = [table::layouts_of_port(port), recorders].concat();
@@ -209,7 +209,7 @@ pub fn add_port(
         for policy in &objects {
             is_new |= create_if_missing(change, policy)?;
         }
-        restore_addresses(change, port, &policies, &objects, is_new)?;
+        restore_addresses(change, port, &objects, is_new)?;
         for (element, found) in elements.iter().zip(&found) {
             change.replace_element(found.as_ref(), element);
         }
@@ -347,9 +347,7 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
     let (mut compared, mut created) = (HashSet::new(), HashSet::new());
     for kept in change.restorable_records::<EgressPart>(RECORDS) {
         let port = &kept.content;
-        let (Ok(policies), Ok(compiled)) = (port.compile_policies(), port.compile()) else {
-            continue;
-        };
+        let Ok(compiled) = port.compile() else { continue };
         let objects = port.objects(&compiled);
         let elements = table::port_elements(kept.attachment_id(), port, &policy_chains(&objects));
         for policy in &objects {
@@ -372,7 +370,7 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
         let is_created =
             |policy: &PolicyObjects| created.contains(&(policy.table, policy.chain.clone()));
         let is_new = objects.iter().any(is_created);
-        restore_addresses(change, port, &policies, &objects, is_new)
+        restore_addresses(change, port, &objects, is_new)
             .unwrap_or_else(|error| warn!("could not restore addresses of names: {error}"));
     }
 }

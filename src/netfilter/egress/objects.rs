@@ -61,19 +61,8 @@ const ID_LENGTH: usize = 32;
 const PACKET_HOST: u8 = 0;
 
 /// The ends of the names of sets.
-const SET_NAMES: [&str; 11] = [
-    "all4",
-    "all6",
-    "prefixes4",
-    "prefixes6",
-    "ranges4",
-    "ranges6",
-    "arp",
-    "nd",
-    NEW,
-    OPEN,
-    NAME_SERVICE,
-];
+const SET_NAMES: [&str; 10] =
+    ["all4", "all6", "prefixes4", "prefixes6", "ranges4", "ranges6", "arp", "nd", NEW, OPEN];
 
 /// A policy in one table.
 #[derive(Clone, Debug)]
@@ -475,9 +464,13 @@ pub(super) fn delete_unused(
         }
     }
     for (at, prefix) in names.iter().enumerate() {
-        let numbered =
-            if at == 1 { named::names_of_lists(nft, chain.table, prefix)? } else { Vec::new() };
-        for name in SET_NAMES.map(str::to_owned).into_iter().chain(numbered) {
+        // The first prefix is of the chain that accepts name service, the second of that with names.
+        let of_names = match at {
+            0 => vec![NAME_SERVICE.to_owned()],
+            1 => named::names_of_lists(nft, chain.table, prefix)?,
+            _ => Vec::new(),
+        };
+        for name in SET_NAMES.map(str::to_owned).into_iter().chain(of_names) {
             let name = format!("{prefix}_{name}");
             // The key of a set is not needed for its deletion.
             let set = chain.table.named_set(&name, &[ValueType::Ipv4Addr]);

@@ -13,10 +13,10 @@ use std::sync::{Mutex, PoisonError};
 use ipnet::IpNet;
 use nix::errno::Errno;
 
-use super::CONTAINER_LINKS;
 use super::compile::{
     AllowedTraffic, Entry, Service, ServiceRange, Verdict, combine_services, flatten, has_service,
 };
+use super::find_container_link;
 use super::named_address::{LONGEST, NamedAddress, SHORTEST, boot_seconds};
 use super::objects::{CONNECTED_TIMEOUT, NamedSet, PolicyObjects};
 use super::part::EgressPart;
@@ -264,12 +264,8 @@ fn is_of_host(host: &Netlink, port: &EgressPart, addr: IpAddr) -> NetlinkResult<
     if host.is_local_address(addr) {
         return Ok(true);
     }
-    let Some(route) = host.find_route_to(addr, None)? else { return Ok(false) };
-    let link = route.oif.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
-    Ok(link.is_some_and(|link| {
-        link.kind.as_deref().is_some_and(|kind| CONTAINER_LINKS.contains(&kind))
-            && !port.uplinks.contains(&link.name)
-    }))
+    let link = find_container_link(host, addr)?;
+    Ok(link.is_some_and(|link| !port.uplinks.contains(&link.name)))
 }
 
 /// The elements of the addresses, by their sets.
@@ -329,12 +325,17 @@ fn replace_keys(
 pub(super) fn restore_addresses(
     change: &mut LayoutTransaction<'_>,
     port: &EgressPart,
-    policies: &[CompiledPolicy],
     objects: &[PolicyObjects],
     is_new: bool,
 ) -> NetlinkResult<()> {
+    // Policies from which there are objects can be compiled.
+    if port.named.is_empty() {
+        return Ok(());
+    }
+    // There are no objects of policies that cannot be compiled.
+    let Ok(policies) = port.compile_policies() else { return Ok(()) };
     let sets: Vec<NamedSet> = objects.iter().flat_map(PolicyObjects::named_sets).collect();
-    for (set, mut keys) in named_keys(port, policies, &sets, &port.named) {
+    for (set, mut keys) in named_keys(port, &policies, &sets, &port.named) {
         if !is_new {
             // The port may have lost its place, and with it its policy, to another one.
             if !change.nft.has_object(set.nft_set())? {
