@@ -10,6 +10,7 @@
 //! | `servers.rs` | the upstream servers of the command line, or of resolv.conf(5) |
 //! | `listeners.rs` | the sockets of containers, from systemd or bound here |
 //! | `transport.rs`, `datagram.rs` | messages by UDP, connections by TCP |
+//! | `stream.rs` | messages over TCP |
 //! | `containers.rs`, `watch.rs` | which container asks: the records, and their changes |
 //! | `serve.rs` | the life of a query |
 //! | `limits.rs` | rates |
@@ -29,6 +30,7 @@ pub mod message;
 mod options;
 mod serve;
 mod servers;
+mod stream;
 mod transport;
 mod upstream;
 mod watch;

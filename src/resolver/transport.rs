@@ -20,6 +20,7 @@ use super::datagram::{LONGEST_QUERY, Path, receive_from, send_answer};
 use super::limits::Counted;
 use super::message::Question;
 use super::serve::{Asker, Resolver};
+use super::stream::{read_message, write_message};
 use cni::error::{Error, Result, io_text};
 
 /// The maximum number of messages that are received at once.
@@ -202,7 +203,7 @@ async fn serve_connection(
     source: IpAddr,
 ) -> io::Result<()> {
     for _ in 0..MOST_QUERIES {
-        let message = timeout(IDLE, read_message(stream)).await??;
+        let message = timeout(IDLE, read_message(stream, LONGEST_QUERY)).await??;
         // The container may have ended meanwhile, or its policies have changed.
         resolver.refresh_containers().map_err(io::Error::other)?;
         let answer = match identify(resolver, stream, source) {
@@ -215,47 +216,6 @@ async fn serve_connection(
         };
         let Some(answer) = answer else { return Ok(()) };
         timeout(IDLE, write_message(stream, &answer)).await??;
-    }
-    Ok(())
-}
-
-/// Reads a message after its length (RFC 1035, section 4.2.2).
-async fn read_message(stream: &TcpStream) -> io::Result<Vec<u8>> {
-    let mut length = [0; 2];
-    read_all(stream, &mut length).await?;
-    let length = usize::from(u16::from_be_bytes(length));
-    if length > LONGEST_QUERY {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    let mut message = vec![0; length];
-    read_all(stream, &mut message).await?;
-    Ok(message)
-}
-
-async fn read_all(stream: &TcpStream, mut buffer: &mut [u8]) -> io::Result<()> {
-    while !buffer.is_empty() {
-        stream.readable().await?;
-        match stream.try_read(buffer) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(length) => buffer = &mut buffer[length..],
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
-async fn write_message(stream: &TcpStream, message: &[u8]) -> io::Result<()> {
-    let length = u16::try_from(message.len()).map_err(io::Error::other)?;
-    let bytes = [&length.to_be_bytes(), message].concat();
-    let mut rest = bytes.as_slice();
-    while !rest.is_empty() {
-        stream.writable().await?;
-        match stream.try_write(rest) {
-            Ok(length) => rest = &rest[length..],
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
-        }
     }
     Ok(())
 }

@@ -6,11 +6,11 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use rustix::rand::{GetRandomFlags, getrandom};
-use tokio::io::Interest;
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
 
 use super::message::{LARGEST_DATAGRAM, NoAnswer, Question, UpstreamAnswer};
+use super::stream::{read_message, write_message};
 
 /// How often all servers are asked, one after the other.
 const ROUNDS: usize = 2;
@@ -117,40 +117,9 @@ async fn ask_by_stream(
         return Err(NoAnswer::Unusable(format!("no TCP connection within {patience:?}")));
     };
     let stream = stream?;
-    let answer = exchange(&stream, &question.upstream_query(id)).await?;
+    write_message(&stream, &question.upstream_query(id)).await?;
+    let answer = read_message(&stream, usize::from(u16::MAX)).await?;
     question.read_answer(id, &answer)
-}
-
-/// Sends a message and receives one, both with their length in front.
-async fn exchange(stream: &TcpStream, query: &[u8]) -> io::Result<Vec<u8>> {
-    let length = u16::try_from(query.len()).map_err(io::Error::other)?;
-    let mut sent = length.to_be_bytes().to_vec();
-    sent.extend(query);
-    write_all(stream, &sent).await?;
-    let mut length = [0; 2];
-    read_exactly(stream, &mut length).await?;
-    let mut answer = vec![0; usize::from(u16::from_be_bytes(length))];
-    read_exactly(stream, &mut answer).await?;
-    Ok(answer)
-}
-
-async fn write_all(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        let sent = stream.async_io(Interest::WRITABLE, || stream.try_write(bytes)).await?;
-        bytes = &bytes[sent..];
-    }
-    Ok(())
-}
-
-async fn read_exactly(stream: &TcpStream, mut room: &mut [u8]) -> io::Result<()> {
-    while !room.is_empty() {
-        let length = stream.async_io(Interest::READABLE, || stream.try_read(room)).await?;
-        if length == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        room = &mut room[length..];
-    }
-    Ok(())
 }
 
 /// A number that nobody can predict, because whoever knows it and the port can answer.
