@@ -23,7 +23,7 @@
 //! | 1 | [`netlink`] | links, addresses, routes, traffic control, `nf_tables`: the only user of rtnetlink |
 //! | 1 | [`trace`] | the flight recorder |
 //! | 1 | [`netns`], [`sysctl`], [`cmd`], [`stderr`], [`options`] | namespaces, kernel parameters, programs, the log, command lines |
-//! | 1 | [`confine`] | how daemons drop privileges |
+//! | 1 | [`daemon`], [`confine`] | how daemons begin, and drop privileges |
 //! | 0 | [`secrets`] | what a document shows that leaves the node |
 //! | 0 | [`repairs`] | what `cnibox repair` finds |
 //! | | [`cni`] | the crate in `crates/cni`: the protocol as data, the calling side of CNI, the skeleton of a plugin |
@@ -44,6 +44,7 @@ mod applets;
 mod attachment;
 mod cmd;
 mod confine;
+mod daemon;
 mod devices;
 mod dhcp;
 mod files;

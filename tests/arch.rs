@@ -23,6 +23,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("trace", &[]),
     ("cmd", &["netns", "trace"]),
     ("confine", &[]),
+    ("daemon", &[]),
     ("netlink", &["netns", "trace"]),
     ("files", &["netns", "trace"]),
     ("attachment", &["files", "netlink", "netns", "sysctl"]),
@@ -72,6 +73,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "attachment",
             "cmd",
             "confine",
+            "daemon",
             "netlink",
             "netns",
             "sysctl",
@@ -89,6 +91,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "attachment",
             "confine",
+            "daemon",
             "files",
             "framework",
             "iface",

@@ -44,9 +44,7 @@ use std::time::Duration;
 
 use futures::future::{LocalBoxFuture, select_all};
 use nix::libc;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signalfd::SignalFd;
 use socket2::{Domain, Socket, Type};
 use tokio::runtime;
 use tokio::task::LocalSet;
@@ -59,9 +57,10 @@ use self::serve::Resolver;
 use self::servers::ConfiguredServers;
 use crate::attachment::file::{DIR, create_directory};
 use crate::confine::{self, AccessFs, CapabilitySet, Confinement};
+use crate::daemon::{block_signals, raise_file_limit};
 use crate::options::{ParsedCommandLine, version_text};
 use crate::stderr;
-use cni::error::{Error, Result, errno_text};
+use cni::error::{Error, Result};
 
 /// Runs the resolver with the arguments after `resolver`.
 pub fn main(args: Vec<String>) -> ExitCode {
@@ -87,7 +86,9 @@ pub fn main(args: Vec<String>) -> ExitCode {
 }
 
 fn run_resolver(servers: Vec<SocketAddr>) -> Result<()> {
+    // Each query has a socket to an upstream server.
     raise_file_limit();
+    // Before any thread is started, so that every thread inherits the mask.
     let signals = block_signals()?;
     let servers = ConfiguredServers::read(servers)?;
     let listeners = Listeners::open()?;
@@ -120,26 +121,6 @@ fn confinement(directory: &Path) -> Confinement<'_> {
             | AccessFs::MakeDir
             | AccessFs::RemoveFile,
         removed: &[],
-    }
-}
-
-/// Before any thread is started, so that every thread inherits the mask.
-fn block_signals() -> Result<SignalFd> {
-    let system = |what: &'static str| move |e: nix::Error| Error::io(what, &e.into());
-    let mut set = SigSet::empty();
-    set.add(Signal::SIGTERM);
-    set.add(Signal::SIGINT);
-    set.thread_block().map_err(system("block signals"))?;
-    let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
-    SignalFd::with_flags(&set, flags).map_err(system("open a signal descriptor"))
-}
-
-/// Each query has a socket to an upstream server.
-fn raise_file_limit() {
-    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
-        && let Err(errno) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
-    {
-        debug!("could not raise the limit of open files: {}", errno_text(errno));
     }
 }
 

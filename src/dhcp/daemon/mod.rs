@@ -31,9 +31,6 @@ use std::process::ExitCode;
 use std::rc::Rc;
 
 use nix::libc;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::{dup2_stdout, geteuid, setsid};
 use tokio::net::UnixListener;
 use tokio::runtime;
@@ -43,6 +40,7 @@ use self::options::DaemonOptions;
 use self::registry::LeaseRegistry;
 use super::record::DhcpRecordStore;
 use crate::confine::{self, AccessFs, CapabilitySet, Confinement};
+use crate::daemon::{block_signals, raise_file_limit};
 use crate::options::{ParsedCommandLine, version_text};
 use crate::stderr;
 use cni::error::{Error, Result, errno_text, io_text};
@@ -79,18 +77,13 @@ pub fn main(args: Vec<String>) -> ExitCode {
 }
 
 fn run_daemon(options: DaemonOptions) -> Result<()> {
-    let system = |what: &'static str| move |e: nix::Error| Error::io(what, &e.into());
+    // A lease needs up to three descriptors during an exchange.
     raise_file_limit();
     if options.on_demand {
         leave_session();
     }
     // Before any thread is started, so that every thread inherits the mask.
-    let mut set = SigSet::empty();
-    set.add(Signal::SIGTERM);
-    set.add(Signal::SIGINT);
-    set.thread_block().map_err(system("block signals"))?;
-    let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
-    let signals = SignalFd::with_flags(&set, flags).map_err(system("open a signal descriptor"))?;
+    let signals = block_signals()?;
 
     let _pidfile = options.pidfile.as_deref().map(write_pidfile).transpose()?;
     let path = options.socket.clone();
@@ -163,15 +156,6 @@ fn report_ready(null: io::Result<File>) {
 fn report_to_plugin(text: &str) {
     // This fails if the plugin has stopped waiting.
     drop(writeln!(io::stdout(), "{text}"));
-}
-
-/// A lease needs up to three descriptors during an exchange.
-fn raise_file_limit() {
-    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
-        && let Err(errno) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
-    {
-        debug!("could not raise the limit of open files: {}", errno_text(errno));
-    }
 }
 
 /// Creates the pidfile, or replaces a regular file of this user. Symbolic links are not followed.
