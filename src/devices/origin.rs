@@ -111,17 +111,15 @@ impl OriginalState {
     /// Removes the alternative names that the device did not have: a container must not choose
     /// names on the host.
     pub fn remove_foreign_names(&self, netlink: &Netlink, device: &Link) -> Result<()> {
-        let foreign = |name: &&String| !self.alt_names.contains(name);
-        let foreign: Vec<_> = device.alt_names.iter().filter(foreign).cloned().collect();
-        if foreign.is_empty() {
-            return Ok(());
+        for name in device.alt_names.iter().filter(|name| !self.alt_names.contains(name)) {
+            match netlink.delete_alt_name(device.index, name) {
+                // On Linux 5.10 a name that the device got in another namespace is listed here, but
+                // finds nothing.
+                Err(error) if error.errno() == Some(Errno::ENOENT) => {}
+                deleted => deleted?,
+            }
         }
-        match netlink.delete_alt_names(device.index, &foreign) {
-            // On Linux 5.10 a name that the device got in another namespace is listed here, but
-            // finds nothing.
-            Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(()),
-            deleted => Ok(deleted?),
-        }
+        Ok(())
     }
 
     /// Restores all that can be restored of a device that is on the host under its name. The alias

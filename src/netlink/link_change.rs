@@ -210,11 +210,11 @@ impl Netlink {
         })
     }
 
-    pub fn delete_alt_names(&self, index: u32, names: &[String]) -> NetlinkResult<()> {
-        let names = names.iter().cloned().map(Prop::AltIfName).collect();
+    pub fn delete_alt_name(&self, index: u32, name: &str) -> NetlinkResult<()> {
+        let names = vec![Prop::AltIfName(name.to_owned())];
         let message = link_message(index, vec![LinkAttribute::PropList(names)]);
         let request = NetlinkRequest::new_route(RTM_DELLINKPROP, &message);
-        let op = "take the alternative names of";
+        let op = "take an alternative name of";
         self.socket.request_change(&request, 0, op, &self.link_label(index))
     }
 }
