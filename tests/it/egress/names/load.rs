@@ -7,11 +7,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::super::address;
 use super::client::{PATIENCE, connect};
 use super::wire::{A, Message, Record};
-use super::{GATEWAYS, Inside, OUTSIDE, Site};
+use super::{GATEWAYS, Inside, OUTSIDE, PUBLIC, Site, list};
+use crate::support::conflist::Attached;
+use crate::support::node::Container;
+use crate::support::random::Random;
 use crate::support::traffic::Place;
 
 /// The port of the servers outside, for datagrams.
@@ -133,45 +137,39 @@ fn the_first_packet_behind_an_answer_passes() {
     assert!(sent.is_empty(), "datagrams were lost: {sent:?}");
 }
 
-/// Latencies in microseconds, sorted.
-struct Latencies(Vec<u128>);
+/// The number in the name that a socket asks for, by the socket's place and its questions before.
+type Choice<'c> = &'c (dyn Fn(usize, usize) -> usize + Sync);
 
-impl Latencies {
-    fn percentile(&self, percent: usize) -> u128 {
-        self.0[(self.0.len() - 1) * percent / 100]
-    }
-}
-
-/// Questions of all sockets in turn, so many per second in all, for some seconds; each thread waits
-/// for its answer.
-fn measure(
-    sockets: &[UdpSocket],
-    rate: u32,
-    seconds: u64,
-    name: impl Fn(u32) -> String + Sync,
-) -> Latencies {
+/// Questions of all sockets in turn, so many per second in all, for some seconds, at random times: as
+/// those of many containers that know nothing of each other. Each thread waits for its answer.
+/// Returns how long the answers took, in microseconds, sorted.
+fn measure(sockets: &[UdpSocket], rate: u32, seconds: u64, name: Choice<'_>) -> Vec<u128> {
     const THREADS: usize = 16;
     let (all, lost) = (Mutex::new(Vec::new()), AtomicU32::new(0));
-    let interval = Duration::from_secs(1) * u32::try_from(THREADS).unwrap() / rate;
-    let next = AtomicU32::new(0);
+    let mean = Duration::from_secs(1) * u32::try_from(THREADS).unwrap() / rate;
+    let size = sockets.len().div_ceil(THREADS);
     thread::scope(|scope| {
-        for part in sockets.chunks(sockets.len().div_ceil(THREADS)) {
-            let (all, lost, next, name) = (&all, &lost, &next, &name);
+        for (thread, part) in sockets.chunks(size).enumerate() {
+            let (all, lost) = (&all, &lost);
             scope.spawn(move || {
                 let (begin, mut own) = (Instant::now(), Vec::new());
+                let mut random = Random::of_seed(u64::try_from(thread).unwrap());
                 let mut due = begin;
-                for socket in part.iter().cycle() {
+                for question in 0.. {
+                    // Exponentially distributed: a Poisson process.
+                    let chance = f64::from(u32::try_from(random.below(1_000_000)).unwrap() + 1);
+                    due += mean.mul_f64(-(chance / 1e6).ln());
                     if due.duration_since(begin).as_secs() >= seconds {
                         break;
                     }
                     thread::sleep(due.saturating_duration_since(Instant::now()));
-                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    let at = question % part.len();
+                    let number = name(thread * size + at, question / part.len());
                     let asked = Instant::now();
-                    match resolve(socket, &name(number)) {
+                    match resolve(&part[at], &format!("{number}.example.net")) {
                         Some(_) => own.push(asked.elapsed().as_micros()),
                         None => drop(lost.fetch_add(1, Ordering::Relaxed)),
                     }
-                    due += interval;
                 }
                 all.lock().unwrap().extend(own);
             });
@@ -180,48 +178,66 @@ fn measure(
     assert_eq!(lost.into_inner(), 0, "questions without an answer");
     let mut all = all.into_inner().unwrap();
     all.sort_unstable();
-    Latencies(all)
+    all
 }
 
-/// What the resolver adds to the time of an answer, with 2,000 questions a second; containers by
-/// `CNIBOX_LONG`, without it 200.
+/// What the resolver adds to the time of an answer, with 2,000 questions a second: about one name of
+/// each container, and about 10,000 names, of which each container has ten. `CNIBOX_LONG` is the
+/// number of containers, without it 200.
 #[test]
 #[ignore = "takes long; prints figures"]
 fn questions_per_second() {
+    const RATE: u32 = 2000;
     let count: usize = std::env::var("CNIBOX_LONG").map_or(200, |text| text.parse().unwrap());
     let site = Site::new();
     serve_numbers(&site);
     let keys = json!({"allow": [{"to": ["*.example.net"], "ports": ["tcp/443"]}]});
-    // A network for the containers of this test alone: host-local has a /24 for the others.
+    let mut list = list(&site.node, "ptp", &keys);
+    // Room for more containers than a /24 has.
+    list.conf["plugins"][0]["ipam"]["ranges"] = json!([[{"subnet": "10.64.0.0/16"}]]);
     let began = Instant::now();
-    let containers: Vec<Inside> =
-        (0..count).map(|nth| site.attach("bridge", &format!("c{nth}"), Some(&keys))).collect();
-    println!("{count} containers in {:?}", began.elapsed());
-    let through: Vec<UdpSocket> = containers.iter().map(client).collect();
-    let direct: Vec<UdpSocket> = (0..through.len())
-        .map(|_| {
-            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-            socket.connect((OUTSIDE[0], 53)).unwrap();
-            socket.set_read_timeout(Some(PATIENCE)).unwrap();
-            socket
-        })
-        .collect();
-    let show = |what: &str, latencies: &Latencies| {
-        let [p50, p99] = [50, 99].map(|percent| latencies.percentile(percent));
-        println!("{what}: {} answers, p50 {p50} us, p99 {p99} us", latencies.0.len());
+    // IPv4 only: without the second of duplicate address detection.
+    let attach = |nth| {
+        let container = Container::new();
+        let at = Attached::new(&format!("c{nth}"), &container.path());
+        let result = list.add(&at).unwrap();
+        // The kernel keeps at most 1,024 neighbours for all namespaces, but any number of permanent
+        // ones.
+        let [near, far] = [0, 1].map(|end| result["interfaces"][end].clone());
+        let neighbour = |ip: &str, of: &Value, dev: &Value| {
+            format!("ip neigh replace {ip} lladdr {} dev {} nud permanent", of["mac"], dev["name"])
+        };
+        container.sh(&neighbour("10.64.0.1", &near, &far));
+        site.node.sh(&neighbour(&address(&result, 0), &far, &near));
+        container
     };
-    let known = |_| "1.example.net".to_owned();
-    let fresh = |number: u32| format!("{number}.example.net");
-    let rate = 2000;
-    show("the upstream alone", &measure(&direct, rate, 20, known));
-    drop(measure(&through, rate, 5, known));
-    show("an address that is in force", &measure(&through, rate, 20, known));
-    show("a fresh address each time", &measure(&through, rate / 4, 20, fresh));
-    let ticks = site.resolver.as_ref().unwrap().ticks();
-    show("an address that is in force", &measure(&through, rate, 20, known));
-    let spent = site.resolver.as_ref().unwrap().ticks() - ticks;
-    println!("processor time: {spent} ticks for {} questions", rate * 20);
-    let id = site.resolver.as_ref().unwrap().id();
-    let memory = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+    let containers: Vec<Container> = (0..count).map(attach).collect();
+    println!("{count} containers in {:?}", began.elapsed());
+    let of = |server: &str, place: Option<&Container>| {
+        let bind = || UdpSocket::bind("0.0.0.0:0").unwrap();
+        let socket = place.map_or_else(bind, |container| container.within(bind));
+        socket.connect((server, 53)).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket
+    };
+    let through: Vec<UdpSocket> =
+        containers.iter().map(|container| of(PUBLIC[0], Some(container))).collect();
+    let direct: Vec<UdpSocket> = (0..count).map(|_| of(OUTSIDE[0], None)).collect();
+    let resolver = site.resolver.as_ref().unwrap();
+    let show = |what: &str, sockets: &[UdpSocket], seconds, name: Choice<'_>| {
+        let ticks = resolver.ticks();
+        let all = measure(sockets, RATE, seconds, name);
+        let [p50, p99] = [50, 99].map(|percent| all[(all.len() - 1) * percent / 100]);
+        let (answers, ticks) = (all.len(), resolver.ticks() - ticks);
+        println!("{what}: {answers} answers, p50 {p50} us, p99 {p99} us, {ticks} ticks");
+    };
+    let one = |_, _| 1;
+    let ten = |container, question| 1 + (container * 7 + question % 10) % 10_000;
+    show("the upstream alone", &direct, 20, &ten);
+    show("the first questions", &through, 10, &one);
+    show("one name of each container", &through, 20, &one);
+    show("ten names of each container, first", &through, 30, &ten);
+    show("ten names of each container", &through, 20, &ten);
+    let memory = std::fs::read_to_string(format!("/proc/{}/status", resolver.id())).unwrap();
     println!("{}", memory.lines().find(|line| line.starts_with("VmRSS")).unwrap());
 }
