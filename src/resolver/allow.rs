@@ -97,7 +97,7 @@ fn fit_filter(
     given_up: &mut Vec<NamedAddress>,
 ) -> Result<ProgramFilter> {
     loop {
-        match port.guard_filter(policies.compiled()) {
+        match policies.guard_filter(port) {
             Err(_) if port.named.len() > needed => {
                 given_up.extend(port.keep_named(needed.max(port.named.len() / 2)));
             }

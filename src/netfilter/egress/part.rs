@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::GROUPS;
-use super::compile::{ServiceRange, combine_services, flatten, merge_services};
+use super::compile::{AllowedTraffic, ServiceRange, combine_services, flatten, merge_services};
 use super::guard::{self, GuardPolicy};
 use super::limits::PolicyLimits;
 use super::named_address::NamedAddress;
@@ -154,33 +154,8 @@ impl EgressPart {
 
     /// The filter of the second guard.
     pub fn guard_filter(&self, compiled: &CompiledPolicy) -> Result<ProgramFilter> {
-        let host: Vec<IpNet> = self.host.iter().copied().map(IpNet::from).collect();
-        let near = self.local_subnets();
-        let on_link = compiled.neighbours.restrict_to(&near);
-        let groups = compiled.host.restrict_to(&GROUPS);
-        // The filter does not know where other containers are.
-        let away = compiled.routed.union(&compiled.neighbours).without(&near);
-        let allowed = away.union(&on_link).union(&groups);
-        let allowed = allowed.without(&host).union(&compiled.host.restrict_to(&host));
-        let (found, neighbours) =
-            (allowed.restrict_to(&near), on_link.without(&self.own_networks(|_| true)));
-        let everything = flatten(&[], &[ServiceRange::ALL]);
-        // Names lead to none of those.
-        let mut allowed = allowed.union(&self.named_traffic()?.without(&host));
-        if self.has_names() {
-            allowed = allowed.union(&flatten(&[], &name_services()));
-        }
-        let judged = |traffic| if self.is_audited { &everything } else { traffic };
-        guard::compile_filter(&GuardPolicy {
-            mac: self.mac,
-            allowed: judged(&allowed),
-            served: &compiled.served,
-            routers: &self.routers,
-            sources: Some(&self.ips),
-            found: judged(&found),
-            neighbours: judged(&neighbours),
-            bridge: self.bridge_mac,
-        })
+        let policies = if self.named.is_empty() { Vec::new() } else { self.compile_policies()? };
+        GuardTraffic::new(self, compiled).compile_filter(self, &policies)
     }
 
     /// The networks whose addresses are reached without a router: also broadcast and multicast.
@@ -196,6 +171,60 @@ impl EgressPart {
         let broadcasts: Vec<IpAddr> = links.map(IpNet::broadcast).collect();
         let own = self.host.iter().filter(|addr| !broadcasts.contains(addr) && which(addr));
         own.copied().map(IpNet::from).collect()
+    }
+}
+
+/// What the filter of the second guard lets pass, without the addresses of names.
+#[derive(Debug)]
+pub(super) struct GuardTraffic {
+    allowed: AllowedTraffic,
+    /// The allowed addresses on the container's networks, whose MAC addresses it may ask for.
+    found: AllowedTraffic,
+    neighbours: AllowedTraffic,
+    served: Vec<ServiceRange>,
+}
+
+impl GuardTraffic {
+    /// That of a port with this policy.
+    pub(super) fn new(port: &EgressPart, compiled: &CompiledPolicy) -> GuardTraffic {
+        let served = compiled.served.clone();
+        if port.is_audited {
+            let everything = flatten(&[], &[ServiceRange::ALL]);
+            let [allowed, found, neighbours] = [everything.clone(), everything.clone(), everything];
+            return GuardTraffic { allowed, found, neighbours, served };
+        }
+        let host: Vec<IpNet> = port.host.iter().copied().map(IpNet::from).collect();
+        let near = port.local_subnets();
+        let on_link = compiled.neighbours.restrict_to(&near);
+        let groups = compiled.host.restrict_to(&GROUPS);
+        // The filter does not know where other containers are.
+        let away = compiled.routed.union(&compiled.neighbours).without(&near);
+        let allowed = away.union(&on_link).union(&groups);
+        let mut allowed = allowed.without(&host).union(&compiled.host.restrict_to(&host));
+        let found = allowed.restrict_to(&near);
+        if port.has_names() {
+            allowed = allowed.union(&flatten(&[], &name_services()));
+        }
+        let neighbours = on_link.without(&port.own_networks(|_| true));
+        GuardTraffic { allowed, found, neighbours, served }
+    }
+
+    /// The filter of the port, with its addresses of names by these policies.
+    pub(super) fn compile_filter(
+        &self,
+        port: &EgressPart,
+        policies: &[CompiledPolicy],
+    ) -> Result<ProgramFilter> {
+        guard::compile_filter(&GuardPolicy {
+            mac: port.mac,
+            allowed: &self.allowed.union(&port.named_traffic(policies)),
+            served: &self.served,
+            routers: &port.routers,
+            sources: Some(&port.ips),
+            found: &self.found,
+            neighbours: &self.neighbours,
+            bridge: port.bridge_mac,
+        })
     }
 }
 

@@ -19,12 +19,13 @@ use super::compile::{
 use super::find_container_link;
 use super::named_address::{LONGEST, NamedAddress, SHORTEST, boot_seconds};
 use super::objects::{CONNECTED_TIMEOUT, NamedSet, PolicyObjects};
-use super::part::EgressPart;
+use super::part::{EgressPart, GuardTraffic};
 use super::policy::{CompiledPolicy, EgressPolicy, is_name};
 use super::special::special_networks;
 use crate::netfilter::backend::PacketFilter;
 use crate::netfilter::layout::LayoutTransaction;
 use crate::netlink::nftables::{NftBatch, NftSocket, TimedKey};
+use crate::netlink::traffic::program::ProgramFilter;
 use crate::netlink::{Netlink, NetlinkError, NetlinkResult};
 use cni::error::Result;
 
@@ -58,6 +59,7 @@ pub struct NamePolicies {
     port: EgressPart,
     policies: Vec<CompiledPolicy>,
     compiled: CompiledPolicy,
+    guard: GuardTraffic,
     sets: Vec<NamedSet>,
     /// What this process has put in force, with the time at which it vanishes.
     known: Mutex<HashMap<(String, IpAddr), u64>>,
@@ -67,8 +69,9 @@ impl NamePolicies {
     pub fn new(port: &EgressPart) -> Result<NamePolicies> {
         let (policies, compiled) = (port.compile_policies()?, port.compile()?);
         let sets = port.objects(&compiled).iter().flat_map(PolicyObjects::named_sets).collect();
+        let guard = GuardTraffic::new(port, &compiled);
         let port = EgressPart { named: Vec::new(), ..port.clone() };
-        Ok(NamePolicies { port, policies, compiled, sets, known: Mutex::default() })
+        Ok(NamePolicies { port, policies, compiled, guard, sets, known: Mutex::default() })
     }
 
     /// Whether these are the policies of the port, whatever addresses are in force for it.
@@ -78,6 +81,11 @@ impl NamePolicies {
 
     pub fn compiled(&self) -> &CompiledPolicy {
         &self.compiled
+    }
+
+    /// The filter of the second guard for the container with these addresses of names.
+    pub fn guard_filter(&self, port: &EgressPart) -> Result<ProgramFilter> {
+        self.guard.compile_filter(port, &self.policies)
     }
 
     pub fn is_audited(&self) -> bool {
@@ -227,18 +235,15 @@ impl EgressPart {
         Ok(self.named.iter().find(is_allowed))
     }
 
-    /// The traffic to the addresses of names.
-    pub(super) fn named_traffic(&self) -> Result<AllowedTraffic> {
-        if self.named.is_empty() {
-            return Ok(AllowedTraffic::default());
-        }
-        let policies = self.compile_policies()?;
-        let entries = self.named.iter().filter_map(|NamedAddress { name, ip, .. }| {
-            let services = services_at(&policies, name, *ip)?;
+    /// The traffic to the addresses of names that the policies allow. Names lead to none that is
+    /// near or special.
+    pub(super) fn named_traffic(&self, policies: &[CompiledPolicy]) -> AllowedTraffic {
+        let entries = self.named.iter().filter(|named| !self.is_near_or_special(named.ip));
+        let entries = entries.filter_map(|NamedAddress { name, ip, .. }| {
+            let services = services_at(policies, name, *ip)?;
             Some(Entry { networks: vec![(*ip).into()], services, verdict: Verdict::Allow })
         });
-        let traffic = flatten(&entries.collect::<Vec<_>>(), &[]);
-        Ok(traffic.without(special_networks()).without(&self.local_subnets()))
+        flatten(&entries.collect::<Vec<_>>(), &[])
     }
 }
 
