@@ -12,7 +12,6 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 use super::file;
 use super::liveness::{Liveness, UnknownBecause};
@@ -43,10 +42,9 @@ impl<T> StoredRecord<T> {
     }
 }
 
-/// Decodes a part of a record by the one decoder of this program: another would have its own copy
-/// of the code of each part.
-pub fn decode_part<T: DeserializeOwned>(part: &Value) -> Option<T> {
-    Json::encode(part).decode().ok()
+/// Decodes a part of a record; `None` if a newer version has written it, or it is damaged.
+pub fn decode_part<T: DeserializeOwned>(part: &Json) -> Option<T> {
+    part.decode().ok()
 }
 
 fn is_restorable(life: Liveness) -> bool {
@@ -59,7 +57,7 @@ impl RecordStore {
         let save = || {
             let mut record = AttachmentRecord::load_for_change(owner)?
                 .unwrap_or_else(|| AttachmentRecord::new(owner, "", ""));
-            record.rules.insert(self.0.to_owned(), serde_json::to_value(content)?);
+            record.rules.insert(self.0.to_owned(), Json::encode(&content));
             record.save_record()?;
             Ok(self.link_part(owner)?)
         };
@@ -89,9 +87,7 @@ impl RecordStore {
         if !change(&mut part) {
             return Ok(None);
         }
-        let content = serde_json::to_value(&part);
-        let content = content.map_err(|e| Error::io("record the rules", &e.into()))?;
-        record.rules.insert(self.0.to_owned(), content);
+        record.rules.insert(self.0.to_owned(), Json::encode(&part));
         record.save_record()?;
         // GC may have removed the part meanwhile.
         if !self.has_instance(&owner.instance_id()) {
@@ -214,7 +210,7 @@ impl RecordStore {
         self.iter_parts().filter(is_wanted).any(|stored| is_restorable(stored.record.liveness()))
     }
 
-    fn read_part(self, instance: &str) -> Option<StoredRecord<Value>> {
+    fn read_part(self, instance: &str) -> Option<StoredRecord<Json>> {
         let mut record = file::read_record(instance)?;
         let content = record.rules.remove(self.0)?;
         Some(StoredRecord { record, content })

@@ -13,7 +13,6 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::boot::{BootIdentity, BootRelation, current_unix_time};
 use super::liveness::{
@@ -22,8 +21,9 @@ use super::liveness::{
 use super::owner::AttachmentId;
 use crate::netlink::Netlink;
 use crate::netns::{self, NetnsIdentity};
+use cni::json::Json;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AttachmentRecord {
     pub network: String,
@@ -50,7 +50,7 @@ pub struct AttachmentRecord {
     /// `ipam.dataDir` of the plugin that wrote the record, if configured.
     pub data_dir: Option<PathBuf>,
     /// The part of each feature of the packet filter, by the feature's name.
-    pub rules: BTreeMap<String, Value>,
+    pub rules: BTreeMap<String, Json>,
 }
 
 /// The [identity](netns::current_id) of the host's network namespace, which a thread asks for once.
@@ -147,7 +147,7 @@ mod tests {
                 peer: Some(ContainerVeth { nsid: i32::MAX, index: 2 }),
             }),
             ips: vec!["10.1.2.3".parse().unwrap(), "fd00::1".parse().unwrap()],
-            rules: BTreeMap::from([("spoof".to_owned(), Value::from(u64::MAX))]),
+            rules: BTreeMap::from([("spoof".to_owned(), Json::encode(&u64::MAX))]),
             ..AttachmentRecord::default()
         };
         let text = concat!(

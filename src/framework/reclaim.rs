@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
 use serde::Serialize;
-use serde_json::Value;
 
 use super::context::{CallContext, KnownRecord};
 use super::plugin::{AddRequest, GcRequest};
@@ -22,6 +21,7 @@ use crate::netfilter::{PacketFilter, reconcile, spoof};
 use crate::netlink::Netlink;
 use crate::trace;
 use cni::error::{Error, ErrorContext, Result};
+use cni::json::Json;
 use cni::{CniResult, NetworkName};
 
 /// Removes the state of an attachment that has certainly ended and had these addresses from the
@@ -86,13 +86,7 @@ impl<'a> CallContext<'a> {
         (kept, content): (RecordStore, T),
         undo: &mut Rollback<'a>,
     ) {
-        let content = serde_json::to_value(content);
-        let content = content
-            .map_err(|e| {
-                log_unrecorded(format_args!("could not encode the record of the {}: {e}", kept.0));
-            })
-            .ok();
-        self.write_record(plugin, req, result, content.map(|content| (kept, content)), undo);
+        self.write_record(plugin, req, result, Some((kept, Json::encode(&content))), undo);
     }
 
     fn write_record(
@@ -100,7 +94,7 @@ impl<'a> CallContext<'a> {
         plugin: &str,
         req: &AddRequest,
         result: &CniResult,
-        part: Option<(RecordStore, Value)>,
+        part: Option<(RecordStore, Json)>,
         undo: &mut Rollback<'a>,
     ) {
         let owner = AttachmentId::new(&self.net.name, &req.id, &req.ifname);

@@ -7,7 +7,6 @@ use std::path::Path;
 
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::AttachmentId;
 use super::elements::RecordedElements;
@@ -24,6 +23,7 @@ pub use crate::netlink::IpFamily;
 use crate::netlink::nftables::{NftSocket, NftTable, XtExtension};
 use cni::error::{Error, ErrorContext, Result, join_outcomes};
 use cni::files;
+use cni::json::Json;
 
 /// A table that does not exist: the reply to a query for it shows whether the kernel has
 /// `nf_tables`.
@@ -94,7 +94,7 @@ impl RuleBackend {
     }
 
     /// The back end of a record's part, if its feature has a choice of them.
-    pub(super) fn of_part(part: &Value) -> Option<RuleBackend> {
+    pub(super) fn of_part(part: &Json) -> Option<RuleBackend> {
         decode_part::<RecordedBackend>(part).map(|recorded| recorded.backend)
     }
 
@@ -156,9 +156,9 @@ pub struct FilterFeature {
     /// The rules of attachments in iptables.
     pub rules: Option<RecordedRules>,
     /// Fails unless the other objects of an attachment are as its part of the record wants them.
-    pub check: fn(&PacketFilter, AttachmentId<'_>, &Value) -> Result<()>,
+    pub check: fn(&PacketFilter, AttachmentId<'_>, &Json) -> Result<()>,
     /// Whether the reference has created what the part wants in `nf_tables`.
-    pub is_of_reference: fn(&NftSocket, AttachmentId<'_>, &Value) -> netlink::NetlinkResult<bool>,
+    pub is_of_reference: fn(&NftSocket, AttachmentId<'_>, &Json) -> netlink::NetlinkResult<bool>,
     /// The part of a record, without the settings that another record decides, such as the policy
     /// of a bridge.
     pub decided_part: DecidedPart,
@@ -190,7 +190,7 @@ impl FilterFeature {
 }
 
 /// See [`FilterFeature::decided_part`].
-type DecidedPart = fn(&PacketFilter, &StoredRecord<Value>, &[StoredRecord<Value>]) -> Result<Value>;
+type DecidedPart = fn(&PacketFilter, &StoredRecord<Json>, &[StoredRecord<Json>]) -> Result<Json>;
 
 /// Rewrites our layout into the reference's.
 pub type HandOverStep = fn(&PacketFilter) -> Result<HandoverCount>;

@@ -10,7 +10,6 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 use super::layout::{LayoutTransaction, TableLayout};
 use super::names::{has_same_owner, instance_in_comment};
@@ -19,6 +18,7 @@ use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
     CommentSelector, ElementKey, NftBatch, NftSet, NftSocket, NftTable, NftValue, SetElement,
 };
+use cni::json::Json;
 use cni::sort::collect_set;
 
 /// Returns the elements to delete; may add other deletions.
@@ -34,7 +34,7 @@ pub struct RecordedElements {
     pub layout: TableLayout,
     pub sets: &'static [NftSet<'static>],
     /// The elements that a record with this part wants, see [`elements_of_part`].
-    pub of_part: fn(AttachmentId<'_>, &Value) -> Vec<SetElement>,
+    pub of_part: fn(AttachmentId<'_>, &Json) -> Vec<SetElement>,
     /// What is wrong with the element that was found for the key of a wanted one, usually
     /// [`differing_data`].
     pub find_conflict: fn(AttachmentId<'_>, &SetElement, &SetElement) -> Option<String>,
@@ -55,14 +55,14 @@ pub fn differing_data(
 /// be read.
 pub fn elements_of_part<R: DeserializeOwned>(
     owner: AttachmentId<'_>,
-    part: &Value,
+    part: &Json,
     elements: fn(AttachmentId<'_>, &R) -> Vec<SetElement>,
 ) -> Vec<SetElement> {
     decode_part::<R>(part).map(|content| elements(owner, &content)).unwrap_or_default()
 }
 
 impl RecordedElements {
-    fn of_stored(&self, stored: &StoredRecord<Value>) -> Vec<SetElement> {
+    fn of_stored(&self, stored: &StoredRecord<Json>) -> Vec<SetElement> {
         (self.of_part)(stored.attachment_id(), &stored.content)
     }
 

@@ -10,7 +10,6 @@ use std::collections::HashSet;
 use std::rc::Rc;
 
 use serde::Serialize;
-use serde_json::Value;
 
 use super::backend::{FilterFeature, PacketFilter, RuleBackend};
 use super::elements::RecordedElements;
@@ -22,6 +21,7 @@ use crate::attachment::{AttachmentRecord, StoredRecord};
 use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::NftTable;
 use cni::error::{Error, ErrorContext, Result};
+use cni::json::Json;
 
 /// The attachments whose locks are held at once: each is an open file.
 const LOCKED: usize = 64;
@@ -61,7 +61,7 @@ pub fn check_attachment(
     owner: AttachmentId<'_>,
     part: &impl Serialize,
 ) -> Result<()> {
-    let content = serde_json::to_value(part).map_err(|e| Error::internal(e.to_string()))?;
+    let content = Json::encode(part);
     let stored = StoredRecord { record: AttachmentRecord::new(owner, "", ""), content };
     FilterComparison::new(filter)
         .find_differences(feature, &stored, &[])?
@@ -129,7 +129,7 @@ fn differences_of_features(filter: &PacketFilter) -> Result<Vec<Difference>> {
     let comparison = FilterComparison::new(filter);
     let mut found = Vec::new();
     for feature in filter.features {
-        let all = feature.state.kept.restorable_parts::<Value>();
+        let all = feature.state.kept.restorable_parts::<Json>();
         for stored in &all {
             let content = (feature.decided_part)(filter, stored, &all)?;
             let decided = StoredRecord { record: stored.record.clone(), content };
@@ -193,8 +193,8 @@ impl<'f> FilterComparison<'f> {
     fn find_differences(
         &self,
         feature: &FilterFeature,
-        stored: &StoredRecord<Value>,
-        all: &[StoredRecord<Value>],
+        stored: &StoredRecord<Json>,
+        all: &[StoredRecord<Json>],
     ) -> Result<Vec<Error>> {
         let (owner, part) = (stored.attachment_id(), &stored.content);
         let families: Vec<IpFamily> =
@@ -229,7 +229,7 @@ impl<'f> FilterComparison<'f> {
         &self,
         feature: &FilterFeature,
         owner: AttachmentId<'_>,
-        part: &Value,
+        part: &Json,
     ) -> Result<bool> {
         if RuleBackend::of_part(part) != Some(RuleBackend::Iptables) {
             return Ok(true);
@@ -243,7 +243,7 @@ impl<'f> FilterComparison<'f> {
         feature: &FilterFeature,
         elements: &RecordedElements,
         owner: AttachmentId<'_>,
-        part: &Value,
+        part: &Json,
     ) -> Result<Vec<String>> {
         let (mut wrong, wanted) = (Vec::new(), (elements.of_part)(owner, part));
         for layout in feature.state.layouts {
@@ -270,8 +270,8 @@ impl<'f> FilterComparison<'f> {
         &self,
         rules: &RecordedRules,
         family: IpFamily,
-        stored: &StoredRecord<Value>,
-        all: &[StoredRecord<Value>],
+        stored: &StoredRecord<Json>,
+        all: &[StoredRecord<Json>],
     ) -> Result<Option<String>> {
         let compared = self.default_table(family, rules.table).map(|present| {
             let mut planned = IptablesTable::clone(&present);

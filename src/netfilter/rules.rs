@@ -6,7 +6,6 @@
 use std::cell::Cell;
 
 use serde::Serialize;
-use serde_json::Value;
 
 use super::elements::find_other_records;
 use super::iptables::{ChainScope, IptablesHandle, IptablesRule, IptablesTable};
@@ -14,7 +13,8 @@ use super::names::AttachmentId;
 use crate::attachment::{RecordStore, StoredRecord};
 use crate::netlink::IpFamily;
 use crate::netlink::nftables::XtExtension;
-use cni::error::{Error, ErrorCode, ErrorContext, Result, join_outcomes};
+use cni::error::{ErrorCode, ErrorContext, Result, join_outcomes};
+use cni::json::Json;
 
 /// What the records of a feature want in a table of iptables.
 #[derive(Clone, Copy, Debug)]
@@ -25,25 +25,21 @@ pub struct RecordedRules {
     /// What its rules need of the kernel, for any family.
     pub extensions: &'static [XtExtension],
     /// Whether a record with this part has rules in this family's table.
-    pub is_of: fn(&Value, IpFamily) -> bool,
+    pub is_of: fn(&Json, IpFamily) -> bool,
     /// Creates the rules of one record unless they exist. The slice has the records of other
     /// attachments, too. Returns what prevents that, if anything.
     pub plan: PlanRecord,
     /// Rules, or parts of rules, that the table has unless it was flushed: those of this other
     /// record. The part is that of the attachment to add, if that is in the same network.
-    pub expected: fn(IpFamily, &StoredRecord<Value>, Option<&Value>) -> Vec<IptablesRule>,
+    pub expected: fn(IpFamily, &StoredRecord<Json>, Option<&Json>) -> Vec<IptablesRule>,
 }
 
 /// Opens the tables of the node's default iptables.
 pub type IptablesOpener<'a> = &'a dyn Fn(IpFamily) -> Result<IptablesHandle<'a>>;
 
 /// See [`RecordedRules::plan`].
-type PlanRecord = fn(
-    &mut IptablesTable,
-    IpFamily,
-    &StoredRecord<Value>,
-    &[StoredRecord<Value>],
-) -> Option<String>;
+type PlanRecord =
+    fn(&mut IptablesTable, IpFamily, &StoredRecord<Json>, &[StoredRecord<Json>]) -> Option<String>;
 
 impl RecordedRules {
     /// For ADD: commits the changes of `plan`, and the rules of all other attachments if those of
@@ -58,7 +54,7 @@ impl RecordedRules {
         plan: &dyn Fn(&mut IptablesTable),
     ) -> Result<()> {
         let family = tables.family;
-        let part = &serde_json::to_value(part).map_err(|e| Error::internal(e.to_string()))?;
+        let part = &Json::encode(part);
         let (others, recorded) =
             find_other_records(self.kept, owner, |content| (self.is_of)(content, family));
         let restores = Cell::new(false);
@@ -108,9 +104,9 @@ impl RecordedRules {
         &self,
         tables: IptablesOpener<'_>,
         family: IpFamily,
-        all: &[StoredRecord<Value>],
+        all: &[StoredRecord<Json>],
     ) -> Result<()> {
-        let all: Vec<StoredRecord<Value>> =
+        let all: Vec<StoredRecord<Json>> =
             all.iter().filter(|stored| (self.is_of)(&stored.content, family)).cloned().collect();
         if all.is_empty() {
             return Ok(());
@@ -132,7 +128,7 @@ impl RecordedRules {
         }
     }
 
-    fn plan_all(&self, table: &mut IptablesTable, family: IpFamily, all: &[StoredRecord<Value>]) {
+    fn plan_all(&self, table: &mut IptablesTable, family: IpFamily, all: &[StoredRecord<Json>]) {
         for stored in all {
             _ = (self.plan)(table, family, stored, all);
         }
@@ -153,13 +149,13 @@ impl RecordedRules {
     }
 
     /// The families in whose tables a record with this part has rules.
-    pub fn families<'p>(&self, part: &'p Value) -> impl Iterator<Item = IpFamily> + use<'p> {
+    pub fn families<'p>(&self, part: &'p Json) -> impl Iterator<Item = IpFamily> + use<'p> {
         let is_of = self.is_of;
         IpFamily::BOTH.into_iter().filter(move |family| is_of(part, *family))
     }
 
     /// The records of living attachments with rules in the family's table.
-    fn records_of_family(&self, family: IpFamily) -> Vec<StoredRecord<Value>> {
+    fn records_of_family(&self, family: IpFamily) -> Vec<StoredRecord<Json>> {
         self.kept.find_restorable_parts(&|stored| (self.is_of)(&stored.content, family))
     }
 }

@@ -10,7 +10,6 @@ use std::io;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::dbus::DbusConnection;
 use crate::attachment::{RecordStore, StoredRecord, decode_part};
@@ -20,6 +19,7 @@ use crate::netfilter::elements::find_other_record;
 use crate::netfilter::layout::RestorableState;
 use cni::error::{Error, Result, io_text};
 use cni::ip::host_net;
+use cni::json::Json;
 use cni::sort::sort_items;
 
 /// The default of `firewalldZone`.
@@ -275,7 +275,7 @@ impl<'a> FirewalldZone<'a> {
 }
 
 /// Fails if a source of the record is missing, while firewalld runs.
-fn check_recorded_sources(part: &Value) -> Result<()> {
+fn check_recorded_sources(part: &Json) -> Result<()> {
     let Some(sources) = decode_part::<FirewalldPart>(part) else { return Ok(()) };
     let missing = FirewalldZone::find_running(DEFAULT_ZONE)
         .and_then(|mut zone| zone.find_missing_source(&[&sources]));

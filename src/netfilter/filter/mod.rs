@@ -16,7 +16,6 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 pub use self::iptables::DEFAULT_ADMIN;
 use super::backend::FilterFeature;
@@ -26,6 +25,7 @@ use super::{AttachmentId, PacketFilter, RuleBackend};
 use crate::attachment::{AttachmentRecord, RecordStore, StoredRecord, decode_part};
 use crate::netlink::{Link, Netlink};
 use cni::error::{Error, Result, join_outcomes};
+use cni::json::Json;
 
 /// The parts of this feature in the records of attachments.
 pub const RECORDS: RecordStore = RecordStore("firewall");
@@ -98,15 +98,19 @@ impl IngressPolicy {
 /// The latest record with rules decides among those with the same back end, network and bridge;
 /// among records of one second, the one with the strictest policy.
 fn decides_policy(
-    kept: &StoredRecord<Value>,
-    all: &[StoredRecord<Value>],
-    has_rules: &dyn Fn(&Value) -> bool,
+    kept: &StoredRecord<Json>,
+    all: &[StoredRecord<Json>],
+    has_rules: &dyn Fn(&Json) -> bool,
 ) -> bool {
-    fn place(kept: &StoredRecord<Value>) -> (Option<&Value>, &str, Option<&Value>) {
-        (kept.content.get("backend"), kept.attachment_id().network, kept.content.get("bridge"))
+    fn place(kept: &StoredRecord<Json>) -> (Option<&Json>, &str, Option<&Json>) {
+        (
+            kept.content.get_member("backend"),
+            kept.attachment_id().network,
+            kept.content.get_member("bridge"),
+        )
     }
-    fn rank(kept: &StoredRecord<Value>) -> (i64, Option<u8>, &str, &str) {
-        let (owner, policy) = (kept.attachment_id(), kept.content.get("policy"));
+    fn rank(kept: &StoredRecord<Json>) -> (i64, Option<u8>, &str, &str) {
+        let (owner, policy) = (kept.attachment_id(), kept.content.get_member("policy"));
         let policy = policy.and_then(decode_part::<IngressPolicy>);
         (kept.record.created, policy.map(|policy| policy as u8), owner.id, owner.ifname)
     }

@@ -42,8 +42,6 @@
 
 use std::net::IpAddr;
 
-use serde_json::Value;
-
 use super::{FirewallPart, IngressPolicy, RECORDS, decides_policy, unused_policy_links};
 use crate::attachment::{StoredRecord, decode_part};
 use crate::netfilter::backend::{PacketFilter, RuleBackend};
@@ -58,6 +56,7 @@ use crate::netlink::nftables::{
     NftSocket, NftTable, NftValue, PacketField, SetElement, TableFamily, ValueType,
 };
 use cni::error;
+use cni::json::Json;
 
 const TABLE: NftTable<'_> =
     NftTable::new_inet("cnibox_firewall").with_comment("cnibox: plugin firewall");
@@ -180,10 +179,10 @@ pub(super) fn restore_elements(change: &mut LayoutTransaction<'_>) {
     if !SETS.iter().any(|set| change.is_flushed(*set)) {
         return;
     }
-    let all = change.restorable_records::<Value>(RECORDS);
+    let all = change.restorable_records::<Json>(RECORDS);
     for kept in &all {
         // What is left of a policy is that of the latest ADD, which may be gone.
-        let bridge = kept.content.get("bridge").and_then(Value::as_str);
+        let bridge = kept.content.get_member("bridge").and_then(Json::as_str);
         let has_policy =
             bridge.is_some_and(|bridge| change.has_occupant(&BRIDGES.element_with_key(bridge)));
         let restores = (!has_policy || change.was_flushed(SAME_BRIDGE))
@@ -289,18 +288,18 @@ pub(super) fn has_elements(
 /// and none is in force: a policy in force is that of the latest ADD, which may be gone.
 pub(super) fn decided_part(
     filter: &PacketFilter,
-    kept: &StoredRecord<Value>,
-    all: &[StoredRecord<Value>],
-) -> error::Result<Value> {
+    kept: &StoredRecord<Json>,
+    all: &[StoredRecord<Json>],
+) -> error::Result<Json> {
     let mut part = kept.content.clone();
     let Some(pod) = decode_part::<FirewallPart>(&part) else { return Ok(part) };
     if pod.backend == RuleBackend::Nftables
         && let Some(bridge) = pod.bridge.as_deref()
         && (!decides_policy(kept, all, &|_| true)
             || filter.nft_socket()?.read_element(&BRIDGES.element_with_key(bridge))?.is_some())
-        && let Some(bridge) = part.get_mut("bridge")
+        && let Some(bridge) = part.get_member_mut("bridge")
     {
-        *bridge = Value::Null;
+        *bridge = Json::Null;
     }
     Ok(part)
 }

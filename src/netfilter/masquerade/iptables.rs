@@ -14,7 +14,6 @@
 use std::collections::BTreeSet;
 
 use ipnet::IpNet;
-use serde_json::Value;
 
 use super::super::backend::{IpFamily, PacketFilter, RuleBackend};
 use super::super::iptables::{
@@ -26,6 +25,7 @@ use super::{MasqueradeOptions, MasqueradePart, RECORDS};
 use crate::attachment::decode_part;
 use cni::error::Result;
 use cni::ip::host_net;
+use cni::json::Json;
 
 const NAT: &str = "nat";
 const POSTROUTING: &str = "POSTROUTING";
@@ -49,12 +49,12 @@ pub(super) const RULES: RecordedRules = RecordedRules {
 };
 
 /// The addresses with rules in the family's table.
-fn recorded_addresses(part: &Value, family: IpFamily) -> Vec<IpNet> {
+fn recorded_addresses(part: &Json, family: IpFamily) -> Vec<IpNet> {
     let record = decode_recorded(part);
     record.map(|record| addresses_of_family(&record.addrs, family)).unwrap_or_default()
 }
 
-fn decode_recorded(part: &Value) -> Option<MasqueradePart> {
+fn decode_recorded(part: &Json) -> Option<MasqueradePart> {
     decode_part::<MasqueradePart>(part).filter(|record| record.backend == RuleBackend::Iptables)
 }
 

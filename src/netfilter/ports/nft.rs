@@ -8,7 +8,6 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use serde_json::Value;
 
 use super::layout::{self, ANY, ATTACHMENTS, CONDITIONAL, HOST, MAPPED, TABLE};
 use super::{
@@ -25,6 +24,7 @@ use crate::netlink::nftables::{
     RuleInfo, SetElement, TransportProtocol,
 };
 use cni::error::{Error, Result};
+use cni::json::Json;
 use cni::sort::collect_set;
 
 /// The length of each half of an instance's hash that fits into an interface name.
@@ -474,7 +474,7 @@ fn find_conflict(
 pub(super) fn check_conditional_rules(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
-    part: &Value,
+    part: &Json,
 ) -> Result<()> {
     let Some(forward) = decode_part::<PortmapPart>(part) else { return Ok(()) };
     let wanted = conditional_rules(owner, &forward).len();

@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use serde_json::Value;
 
 use super::layout::{self, ANY, HOST, MAPPED};
 use super::{PortmapPart, SourceTranslation, flows};
@@ -20,6 +19,7 @@ use crate::netlink::nftables::{
     NftTable, NftValue, SRCNAT, SetElement,
 };
 use cni::ip::host_net;
+use cni::json::Json;
 
 /// The chains with rules of containers; releases differ in which they use.
 const CHAINS: [&str; 3] = ["hostports", "hostip_hostports", "masquerading"];
@@ -50,7 +50,7 @@ pub(super) fn delete_rules(nft: &NftSocket, id: &str) -> NetlinkResult<BTreeSet<
 pub(super) fn has_rules(
     nft: &NftSocket,
     owner: AttachmentId<'_>,
-    part: &Value,
+    part: &Json,
 ) -> NetlinkResult<bool> {
     let Some(forward) = decode_part::<PortmapPart>(part) else { return Ok(false) };
     for target in forward.targets.iter().copied() {
