@@ -26,6 +26,7 @@ use super::table::SINK_PORT;
 use crate::attachment::AttachmentId;
 use crate::netfilter::PacketFilter;
 use crate::netfilter::layout::TableLayout;
+use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
     NftBatch, NftRule, NftSet, NftSocket, NftTable, PacketField, SetElement, ValueType,
 };
@@ -72,10 +73,15 @@ pub(super) fn is_ready(filter: &PacketFilter, port: &EgressPart) -> bool {
     port.is_told() && filter.nft_socket().is_ok_and(ensure_table)
 }
 
+/// Whether the table exists.
+pub(super) fn exists(nft: &NftSocket) -> NetlinkResult<bool> {
+    nft.has_object(LAYOUT.chains[0].0)
+}
+
 fn ensure_table(nft: &NftSocket) -> bool {
     let ensured = nft.update_tables(&mut |nft| {
         let mut batch = NftBatch::new();
-        if !nft.has_object(LAYOUT.chains[0].0)? {
+        if !exists(nft)? {
             batch.append_batch(LAYOUT.creation());
         }
         Ok(batch)

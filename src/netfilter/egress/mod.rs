@@ -367,6 +367,9 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
         for element in &elements {
             change.restore_with_data(element);
         }
+        for element in &recorders_of_port(kept.attachment_id(), port, true).1 {
+            change.restore_element(element);
+        }
         let is_created =
             |policy: &PolicyObjects| created.contains(&(policy.table, policy.chain.clone()));
         let is_new = objects.iter().any(is_created);
@@ -423,7 +426,13 @@ pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &EgressP
     }
     let elements = table::port_elements(owner, port, &policy_chains(&objects));
     let found = nft.read_elements(&elements)?;
-    match elements.iter().zip(&found).find(|(element, found)| found.as_ref() != Some(*element)) {
+    let mut wrong =
+        elements.iter().zip(&found).filter(|(element, found)| found.as_ref() != Some(*element));
+    // Another container with the same address may have those.
+    let (_, recorded) = recorders_of_port(owner, port, answer::exists(nft)?);
+    let found = nft.read_elements(&recorded)?;
+    let mut unrecorded = recorded.iter().zip(&found).filter(|(_, found)| found.is_none());
+    match wrong.next().or_else(|| unrecorded.next()) {
         Some((element, _)) => missing(format!("element {element} of {}", element.set)),
         None => Ok(()),
     }

@@ -103,6 +103,50 @@ fn a_refused_program_fails_at_once() {
     }
 }
 
+/// Another container's ADD restores who is told after a flush. What it cannot see is missing for
+/// CHECK, until a repair.
+#[test]
+fn others_and_repair_restore_who_is_told() {
+    let keys = serde_json::from_str(KEYS).unwrap();
+    let world = World::new("bridge", &keys);
+    prepare(&world);
+    let own = list(&world.node, "bridge", &keys);
+    let add_another = || {
+        let another = Container::new();
+        let at = Attached::new("another", &another.path());
+        let result = own.add(&at).unwrap();
+        own.del(&at, Some(&result)).unwrap();
+    };
+    let flushes = [
+        "nft flush ruleset",
+        "nft delete table inet cnibox_egress_answers",
+        "for set in told4 told6; do nft flush set inet cnibox_egress_answers $set; done",
+    ];
+    for damage in flushes {
+        world.node.sh(damage);
+        assert_eq!(connect(&world.inside, FAR[1]), (ErrorKind::TimedOut, false), "{damage}");
+        add_another();
+        for ip in [FAR[1], OUTSIDE[1]] {
+            assert_told(&world, ip, damage);
+        }
+        own.check(&world.attached(), &world.result).unwrap();
+    }
+    let link = &world.inside.ip("link show eth0")[0];
+    let mac = link["address"].as_str().unwrap();
+    for (set, key) in [
+        ("inet cnibox_egress_answers told4", format!("{mac} . {}", world.ip(false))),
+        ("netdev cnibox_egress refused", mac.to_owned()),
+    ] {
+        world.node.sh(&format!("nft delete element {set} {{ {key} }}"));
+        let failed = own.check(&world.attached(), &world.result).unwrap_err();
+        assert!(format!("{failed:?}").contains(mac), "{failed:?}");
+        let printed = world.node.cnibox(&["repair"]).printed();
+        assert!(printed.contains("restored: "), "{set}: {printed}");
+        own.check(&world.attached(), &world.result).unwrap();
+        assert_told(&world, FAR[1], set);
+    }
+}
+
 #[test]
 fn refusals_of_neighbours_and_behind_shaping_are_told() {
     let keys = serde_json::from_str(KEYS).unwrap();

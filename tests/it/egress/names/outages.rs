@@ -1,14 +1,15 @@
 //! The resolver dies, the rules are flushed, addresses vanish: nothing opens, and what is open
 //! lives on.
 
-use std::fs;
+use std::io::ErrorKind;
+use std::{fs, thread};
 
 use serde_json::Value;
 
 use super::super::{datagram_arrives, list};
 use super::client::{WAIT, Way, connect, connect_within, is_alive};
 use super::wire::{A, Message, Record};
-use super::{PUBLIC, Site, names};
+use super::{Inside, PUBLIC, Site, names};
 use crate::support::conflist::Attached;
 use crate::support::node::{Container, eventually};
 
@@ -96,6 +97,13 @@ fn end_time(value: &mut Value) -> usize {
     }
 }
 
+/// The container is told at once that it may not connect.
+#[track_caller]
+fn is_refused(inside: &Inside, ip: &str, port: u16) {
+    let outcome = connect(&inside.container, ip, port).map_err(|error| error.kind());
+    assert_eq!(outcome.map(drop), Err(ErrorKind::ConnectionRefused), "{ip} {port}");
+}
+
 #[test]
 fn a_flush_loses_no_address_and_opens_nothing() {
     for kind in ["bridge", "ptp"] {
@@ -127,22 +135,26 @@ fn a_flush_loses_no_address_and_opens_nothing() {
             for damage in damages {
                 site.node.sh(damage);
                 // Without its rules the host does not tell the container what is refused.
-                for (ip, port) in
-                    [("203.0.113.11", 443), ("2001:db8:f::14", 443), ("192.0.2.7", 80)]
-                {
-                    let opened = connect_within(WAIT, &inside.container, ip, port);
-                    assert!(opened.is_err(), "{kind} {damage}: {ip} {port}");
-                }
-                assert!(!datagram_arrives(&inside.container, &site.outside, "192.0.2.7", 54));
+                let closed = [("203.0.113.11", 443), ("2001:db8:f::14", 443), ("192.0.2.7", 80)];
+                thread::scope(|scope| {
+                    let from = &inside.container;
+                    for (ip, port) in closed {
+                        scope.spawn(move || {
+                            let opened = connect_within(WAIT, from, ip, port);
+                            assert!(opened.is_err(), "{kind} {damage}: {ip} {port}");
+                        });
+                    }
+                    assert!(!datagram_arrives(from, &site.outside, "192.0.2.7", 54));
+                });
                 restore();
                 site.upstream.asked();
                 for ip in opened {
                     assert!(inside.reaches(ip, 443), "{kind} {damage}: {ip}");
-                    assert!(!inside.reaches(ip, 80), "{kind} {damage}: {ip}");
+                    is_refused(&inside, ip, 80);
                 }
                 assert!(site.upstream.asked().is_empty());
                 let (name, ip) = fresh.next().unwrap();
-                assert!(!inside.reaches(&ip, 443), "{kind} {damage}: {ip}");
+                is_refused(&inside, &ip, 443);
                 inside.finds(&name, &[&ip]);
                 assert!(inside.reaches(&ip, 443), "{kind} {damage}: {ip}");
                 list.check(&inside.at, &inside.result).unwrap();
