@@ -210,11 +210,11 @@ fn an_address_vanishes_after_a_minute() {
     let mut open = connect(&inside.container, "192.0.2.7", 443).unwrap();
     assert!(is_alive(&mut open));
     eventually("it vanishes", || {
-        std::thread::sleep(std::time::Duration::from_secs(5));
+        thread::sleep(std::time::Duration::from_secs(5));
         began.elapsed().as_secs() > 55 || !inside.reaches("192.0.2.7", 443)
     });
     assert!(began.elapsed().as_secs() >= 55, "too early");
-    std::thread::sleep(std::time::Duration::from_secs(10));
+    thread::sleep(std::time::Duration::from_secs(10));
     assert!(!inside.reaches("192.0.2.7", 443));
     assert!(is_alive(&mut open));
     site.upstream.serve(vec![Record::address("a.example.net", "203.0.113.10")]);
