@@ -22,6 +22,13 @@ impl<'a> ContainerNetns<'a> {
         Ok(ContainerNetns { netns, netlink: Netlink::open_in(netns)?, accept_ra: None })
     }
 
+    /// The identity of the namespace within this boot: its [cookie](crate::netns::current_cookie), or
+    /// before Linux 5.14 its inode number, which the kernel uses again.
+    pub fn id(&self) -> Option<u64> {
+        let inode = || self.netns.device_and_inode().ok().map(|(_, inode)| inode);
+        self.netlink.netns_cookie().or_else(inode)
+    }
+
     /// The same for an interface that is configured as `accept_ra` says.
     #[must_use]
     pub fn with_accept_ra(self, accept_ra: Option<bool>) -> ContainerNetns<'a> {

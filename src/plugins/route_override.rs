@@ -126,8 +126,7 @@ impl Plugin for RouteOverride {
             let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
             let file = BackupFile::new(Path::new(DIR), &owner);
             let former = file.read_content()?;
-            let record =
-                OverrideRecord::for_changes(owner, &inside.netlink, former.as_deref(), &changes);
+            let record = OverrideRecord::for_changes(owner, &inside, former.as_deref(), &changes);
             let mut undo = Rollback::new();
             undo.add_step("restore the record", || {
                 Ok(former
@@ -171,9 +170,9 @@ impl Plugin for RouteOverride {
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let file = BackupFile::new(Path::new(DIR), &owner);
         if let (Some(netns), Some(content)) = (&req.netns, file.read_content()?) {
-            let netlink = Netlink::open_in(netns)?;
-            let changes = OverrideRecord::changes_of(owner, &netlink, &content);
-            match changes.map_or(Ok(()), |changes| changes.undo(&netlink)) {
+            let inside = ContainerNetns::open_in(netns)?;
+            let changes = OverrideRecord::changes_of(owner, &inside, &content);
+            match changes.map_or(Ok(()), |changes| changes.undo(&inside.netlink)) {
                 Err(error) if error.is_unanswered() => return Err(error.into()),
                 undone => drop(
                     undone.inspect_err(|error| debug!("could not restore the routes: {error}")),
@@ -406,7 +405,7 @@ struct OverrideRecord {
     network: String,
     container: String,
     ifname: String,
-    /// The cookie of the container's namespace, if it is known.
+    /// The [id](ContainerNetns::id) of the container's namespace, if it is known.
     netns: Option<u64>,
     changes: RouteChanges,
 }
@@ -416,13 +415,12 @@ impl OverrideRecord {
     /// or of one that was not followed by DEL.
     fn for_changes(
         owner: AttachmentId<'_>,
-        netlink: &Netlink,
+        inside: &ContainerNetns<'_>,
         former: Option<&[u8]>,
         changes: &RouteChanges,
     ) -> OverrideRecord {
-        let mut all = former
-            .and_then(|content| Self::changes_of(owner, netlink, content))
-            .unwrap_or_default();
+        let mut all =
+            former.and_then(|content| Self::changes_of(owner, inside, content)).unwrap_or_default();
         for route in &changes.removed {
             // A route that an earlier ADD added is not restored.
             if !all.removed.contains(route)
@@ -435,7 +433,7 @@ impl OverrideRecord {
         all.added.extend_from_slice(&changes.added);
         let [network, container, ifname] =
             [owner.network, owner.id, owner.ifname].map(str::to_owned);
-        OverrideRecord { network, container, ifname, netns: netlink.netns_cookie(), changes: all }
+        OverrideRecord { network, container, ifname, netns: inside.id(), changes: all }
     }
 
     /// `None` for a malformed record, with a warning.
@@ -450,14 +448,13 @@ impl OverrideRecord {
     /// id.
     fn changes_of(
         owner: AttachmentId<'_>,
-        netlink: &Netlink,
+        inside: &ContainerNetns<'_>,
         content: &[u8],
     ) -> Option<RouteChanges> {
         let record = Self::parse(content)?;
         let is_own =
             (record.container.as_str(), record.ifname.as_str()) == (owner.id, owner.ifname);
-        let is_other =
-            record.netns.zip(netlink.netns_cookie()).is_some_and(|(then, now)| then != now);
+        let is_other = record.netns.zip(inside.id()).is_some_and(|(then, now)| then != now);
         (is_own && !is_other).then_some(record.changes)
     }
 }
