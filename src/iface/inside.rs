@@ -1,5 +1,7 @@
 //! A container's network namespace, and a netlink socket in it.
 
+use std::iter;
+
 use crate::netlink::{Link, Netlink};
 use crate::netns::Netns;
 use cni::error::{Error, Result};
@@ -25,8 +27,18 @@ impl<'a> ContainerNetns<'a> {
     /// The identity of the namespace within this boot: its [cookie](crate::netns::current_cookie), or
     /// before Linux 5.14 its inode number, which the kernel uses again.
     pub fn id(&self) -> Option<u64> {
+        self.ids().next()
+    }
+
+    /// Whether the namespace has this [`id`](ContainerNetns::id). A call that could not ask for the
+    /// cookie has recorded the inode number.
+    pub fn has_id(&self, id: u64) -> bool {
+        self.ids().any(|own| own == id)
+    }
+
+    fn ids(&self) -> impl Iterator<Item = u64> {
         let inode = || self.netns.device_and_inode().ok().map(|(_, inode)| inode);
-        self.netlink.netns_cookie().or_else(inode)
+        self.netlink.netns_cookie().into_iter().chain(iter::once_with(inode).flatten())
     }
 
     /// The same for an interface that is configured as `accept_ra` says.

@@ -454,7 +454,7 @@ impl OverrideRecord {
         let record = Self::parse(content)?;
         let is_own =
             (record.container.as_str(), record.ifname.as_str()) == (owner.id, owner.ifname);
-        let is_other = record.netns.zip(inside.id()).is_some_and(|(then, now)| then != now);
+        let is_other = record.netns.is_some_and(|netns| !inside.has_id(netns));
         (is_own && !is_other).then_some(record.changes)
     }
 }
