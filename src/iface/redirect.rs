@@ -1,6 +1,7 @@
 //! Redirects: a link passes all packets that it receives to another link, which sends them. They
 //! are filters of traffic control, which see the packets before the network stack does.
 
+use super::ContainerNetns;
 use crate::netlink::traffic::{Qdisc, QdiscHook, RedirectFilter, TrafficFilterInfo, TrafficHandle};
 use crate::netlink::{Link, Netlink};
 use cni::error::{ErrorContext, Result};
@@ -36,6 +37,12 @@ pub fn find_targets(netlink: &Netlink, from: &Link) -> Result<Vec<u32>> {
     let Some(hook) = find_ingress_parent(netlink, from)? else { return Ok(Vec::new()) };
     let filters = netlink.dump_filters(from.index, hook)?;
     Ok(filters.iter().filter_map(TrafficFilterInfo::redirect_of_all).collect())
+}
+
+/// Whether another device gets all packets that the container's interface receives: the tap of a
+/// virtual machine.
+pub fn has_target(inside: &ContainerNetns<'_>, ifname: &str) -> Result<bool> {
+    Ok(!find_targets(&inside.netlink, &inside.require_link(ifname)?)?.is_empty())
 }
 
 /// Redirects all packets that `from` receives to `to`. Replaces our redirects to links that are

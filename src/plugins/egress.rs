@@ -30,10 +30,10 @@ use crate::framework::{
     require_prev_result,
 };
 use crate::iface::guard::SINK;
-use crate::iface::{ContainerNetns, checksums, guard, peer};
+use crate::iface::{ContainerNetns, checksums, guard, peer, redirect};
 use crate::netfilter::egress::lint::find_idle_entries;
 use crate::netfilter::egress::policy::{CompiledPolicy, EgressPolicy};
-use crate::netfilter::egress::probe::{require_name_service, require_resolver};
+use crate::netfilter::egress::probe::{require_name_service, require_reachable, require_resolver};
 use crate::netfilter::egress::source::pod_name;
 use crate::netfilter::egress::{self, EgressPart};
 use crate::netfilter::{AttachmentId, RuleBackend};
@@ -72,9 +72,9 @@ impl Plugin for Egress {
         let (host, filter) = (cx.host_netlink()?, cx.packet_filter());
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let _lock = egress::lock_policy(owner)?;
-        let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
+        let inside = &ContainerNetns::open_in(req.sandbox.open_netns()?)?;
         let (end, mut port) =
-            find_port(host, &inside, owner.ifname, prev, policies, conf.published()?)?;
+            find_port(host, inside, owner.ifname, prev, policies, conf.published()?)?;
         port.is_audited = conf.is_audited()?;
         port.is_silent = conf.is_silent()?;
         port.limits = conf.limits()?;
@@ -108,13 +108,17 @@ impl Plugin for Egress {
         if former.is_some() {
             egress::require_recorded(owner, &port)?;
         }
-        let was_on = checksums::switch_off(&inside, owner.ifname)?;
+        let was_on = checksums::switch_off(inside, owner.ifname)?;
         undo.add_step("restore the checksum offload", move || {
-            checksums::restore(&inside, owner.ifname, was_on)
+            checksums::restore(inside, owner.ifname, was_on)
         });
         // The filter comes before the rules, because it holds whatever happens to them.
         guard::put_guard_at(host, &end, &place, program, SINK)?;
         egress::add_port(filter, owner, &port, &compiled)?;
+        // What a virtual machine may ask, its container cannot.
+        if port.has_names() && !redirect::has_target(inside, owner.ifname)? {
+            require_reachable(inside.netns, &port)?;
+        }
         undo.commit();
         let mut result = prev.clone();
         if port.has_names() {

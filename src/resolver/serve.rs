@@ -125,6 +125,10 @@ impl Resolver {
             Err(Unanswered::Dropped) => return None,
         };
         let container = &ticket.container;
+        // ADD asks by the container whether the resolver can be reached.
+        if question.name == PROBE_NAME {
+            return Some(question.refusal());
+        }
         let is_allowed = container.policies.answers(&question.name);
         let is_audited = container.policies.is_audited();
         if !is_allowed && !is_audited {

@@ -1,19 +1,26 @@
-//! Whether the resolver of the node answers.
+//! Whether the resolver of the node answers, and whether containers reach it.
 
 use std::io;
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::process;
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
+
 use super::part::EgressPart;
-use super::redirect::RESOLVER_PORT;
+use super::redirect::{DNS, RESOLVER_PORT};
+use crate::netns::Netns;
 use cni::error::{Error, Result};
 
-/// The name that the resolver answers for the node itself, and for nobody else.
+/// The name that the resolver answers for the node itself, and refuses to all others.
 pub const PROBE_NAME: &str = "resolver.cnibox.invalid";
 
 /// How long the resolver may take, which systemd may have to start first.
 const LIMIT: Duration = Duration::from_secs(2);
+
+/// How long an answer to a container may take, after one to the node; twice, because a datagram may
+/// be lost.
+const LIMIT_OF_CONTAINER: Duration = Duration::from_secs(1);
 
 /// The flags of a question and of its answer without an error (RFC 1035, section 4.1.1): recursion
 /// desired; a response.
@@ -58,14 +65,55 @@ fn resolver_error(why: &str) -> Error {
     )
 }
 
+/// Fails if the node drops what the container asks the resolver, which answers the node: as a host
+/// that accepts nothing from its containers.
+pub fn require_reachable(inside: &Netns, port: &EgressPart) -> Result<()> {
+    // A link-local address would need the interface.
+    let is_usable = |ip: &IpAddr| !matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    let Some(router) = port.resolvers().into_iter().find(is_usable) else { return Ok(()) };
+    let any: IpAddr =
+        if router.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let ask = |socket: &UdpSocket| ask(socket, LIMIT_OF_CONTAINER).map(drop);
+    let asked = inside.run_inside(|| {
+        let socket = UdpSocket::bind((any, 0))?;
+        socket.connect((router, DNS))?;
+        Ok(socket)
+    })?;
+    let asked = asked.and_then(|socket| ask(&socket).or_else(|_| ask(&socket)));
+    match asked.err().map(|error| error.kind()) {
+        Some(
+            io::ErrorKind::WouldBlock
+            | io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::HostUnreachable
+            | io::ErrorKind::PermissionDenied,
+        ) => {
+            let is_of_family = |net: &&IpNet| net.addr().is_ipv4() == router.is_ipv4();
+            let from = port.on_link.iter().find(is_of_family).map_or(any.into(), IpNet::trunc);
+            let problem = format!("this node drops what containers of {from} ask its resolver");
+            Err(Error::internal(problem).with_details(format!(
+                "accept UDP and TCP to port {RESOLVER_PORT} from {from} in the packet filter of the \
+                 node: \"ufw allow from {from} to any port {RESOLVER_PORT}\", or \"firewall-cmd \
+                 --add-port={RESOLVER_PORT}/udp --add-port={RESOLVER_PORT}/tcp\""
+            )))
+        }
+        // An answer, or the container cannot ask anybody yet.
+        _ => Ok(()),
+    }
+}
+
 fn ask_resolver() -> io::Result<bool> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     socket.connect((Ipv4Addr::LOCALHOST, RESOLVER_PORT))?;
-    socket.set_read_timeout(Some(LIMIT))?;
+    ask(&socket, LIMIT)
+}
+
+/// Asks for the probe's name. Returns whether the answer is without an error.
+fn ask(socket: &UdpSocket, limit: Duration) -> io::Result<bool> {
+    socket.set_read_timeout(Some(limit))?;
     let [high, low, ..] = process::id().to_ne_bytes();
     socket.send(&question([high, low]))?;
     let mut answer = [0; 512];
-    let end = Instant::now() + LIMIT;
+    let end = Instant::now() + limit;
     // A signal interrupts waiting with a time limit, whatever its handler says.
     let length = loop {
         match socket.recv(&mut answer) {

@@ -34,7 +34,7 @@ use crate::netlink::nftables::{
 };
 
 /// The port of name service.
-const DNS: u16 = 53;
+pub(super) const DNS: u16 = 53;
 
 /// The port of the node at which the resolver listens. Only root can: a program of the node that
 /// took it could tell containers any address.

@@ -30,10 +30,12 @@ use super::snapshot::{NodeSnapshot, wait_for_running_calls};
 use super::{JSON, ToolCommand, lint};
 use crate::attachment::StoredRecord;
 use crate::framework::AppletTable;
+use crate::iface::{ContainerNetns, redirect};
 use crate::invoke::{self, TracedExecutor};
 use crate::netfilter::PacketFilter;
-use crate::netfilter::egress::probe::require_resolver;
+use crate::netfilter::egress::probe::{require_reachable, require_resolver};
 use crate::netfilter::egress::{self, EgressPart};
+use crate::netns::{Netns, NetnsIdentity};
 use cni::error::Result;
 use cni::exec::query_version_info;
 
@@ -177,13 +179,29 @@ fn examine_rules() -> Vec<Finding> {
     }
 }
 
-/// The resolver does not answer containers with names in their egress policies.
+/// The resolver does not answer containers with names in their egress policies, or they do not reach
+/// it.
 fn examine_resolver() -> Option<Finding> {
     let has_names = |stored: &StoredRecord<EgressPart>| stored.content.has_names();
-    if !egress::RECORDS.has_restorable_part(&has_names) {
+    let asking = egress::RECORDS.find_restorable_parts(&has_names);
+    if asking.is_empty() {
         return None;
     }
-    let error = require_resolver().err()?;
+    let reaches = |stored: &StoredRecord<EgressPart>| {
+        let path = Path::new(&stored.record.sandbox);
+        // The runtime may hold the namespace elsewhere.
+        let same = NetnsIdentity::at_path(path).filter(|found| Some(*found) == stored.record.netns);
+        let Some(inside) = same.and_then(|_| Netns::open(path).ok()) else { return Ok(()) };
+        let ifname = &stored.record.ifname;
+        let is_of_machine = ContainerNetns::open_in(&inside)
+            .and_then(|inside| redirect::has_target(&inside, ifname));
+        if is_of_machine.unwrap_or(true) {
+            Ok(())
+        } else {
+            require_reachable(&inside, &stored.content)
+        }
+    };
+    let error = require_resolver().and_then(|()| asking.iter().try_for_each(reaches)).err()?;
     let subject = "name service of egress";
     Some(Finding::new_error(subject, error.message(), error.details()))
 }

@@ -16,6 +16,42 @@ use crate::support::snapshot::without_recorded;
 
 const NOT_RUNNING: &str = "the resolver for names in egress policies does not answer: ";
 
+/// As a host whose packet filter accepts nothing from its containers.
+#[test]
+fn add_says_that_the_node_drops_questions() {
+    for kind in ["bridge", "ptp"] {
+        let site = Site::new();
+        for verdict in ["drop", "reject"] {
+            site.node.sh(&format!(
+                "nft add table inet host
+                 nft add chain inet host input '{{ type filter hook input priority 0; }}'
+                 nft add rule inet host input iif != lo meta l4proto udp {verdict}"
+            ));
+            let container = Container::new();
+            let list = list(&site.node, kind, &names());
+            let at = Attached::new("c1", &container.path());
+            let failed = list.add(&at).unwrap_err();
+            let problem = "this node drops what containers of 10.1.2.0/24 ask its resolver";
+            assert!(failed.msg.starts_with(problem), "{kind} {verdict}: {failed:?}");
+            let left = site.node.sh("nft list table inet cnibox_egress");
+            assert!(!left.contains("c1"), "{kind} {verdict}: {left}");
+            list.del(&at, None).unwrap();
+            site.node
+                .sh("nft insert rule inet host input ip saddr 10.1.2.0/24 udp dport 533 accept");
+            let result = list.add(&at).unwrap();
+            assert!(!site.has_noted_names(), "the question of ADD is not the container's");
+            let doctor = || site.node.cnibox(&["doctor"]).run().stdout;
+            assert!(!doctor().contains("name service of egress"), "{}", doctor());
+            site.node.sh("nft flush chain inet host input");
+            site.node
+                .sh(&format!("nft add rule inet host input iif != lo udp dport 533 {verdict}"));
+            assert!(doctor().contains(problem), "{kind} {verdict}: {}", doctor());
+            list.del(&at, Some(&result)).unwrap();
+            site.node.sh("nft delete table inet host");
+        }
+    }
+}
+
 #[test]
 fn every_version_attaches_checks_and_detaches() {
     for kind in ["bridge", "ptp"] {
