@@ -36,7 +36,7 @@ cat >"$out/run" <<'RUN'
 binary=$1 sanity=$2 types=$3 select=$4
 shift 4
 export RUST_BACKTRACE=0 CNIBOX_BIN=$binary
-status=0 limit=40m
+status=0 limit=90m
 directory=$(mktemp -d)
 cd "$(mktemp -d)" || exit
 "$binary" install "$directory" >/dev/null

@@ -60,6 +60,12 @@ pub const MACVLAN_QUEUE: KernelFeature = KernelFeature {
     probe: "ip link add p type veth peer q && ip link add link p name m type macvlan bcqueuelen 3 \
             && ip -d link show m | grep 'bcqueuelen 3 '",
 };
+/// Of Linux 5.11: `nft_reject_inet` at the hook ingress.
+pub const REJECT_AT_INGRESS: KernelFeature = KernelFeature {
+    name: "reject at ingress",
+    probe: "nft 'add table inet t; add chain inet t c { type filter hook ingress device lo priority 0; }; \
+            add rule inet t c reject with icmpx type admin-prohibited'",
+};
 pub const BRIDGE_VLAN: KernelFeature =
     KernelFeature { name: "bridge VLANs", probe: "ip link add p type bridge vlan_filtering 1" };
 /// The VM's network cards exist for tests; a machine's own cards must not be moved.

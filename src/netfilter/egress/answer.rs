@@ -17,7 +17,7 @@
 //! The host routes an answer to the source of the refused packet. The first program of each guard
 //! has compared its MAC address, the sets have the container's addresses: nobody else is told. This
 //! table enforces nothing: where the kernel lacks what it needs (`nft_reject_inet` at the hook
-//! ingress, Linux 5.10), packets are refused without an answer.
+//! ingress, Linux 5.11), packets are refused without an answer.
 
 use std::net::IpAddr;
 

@@ -9,6 +9,7 @@ use serde_json::json;
 use super::ways::{Capture, Map, ipv4, mac_of, sum, tcp, udp};
 use super::{FAR, OUTSIDE, World, list};
 use crate::hostile::send_frame;
+use crate::lane::{self, needs};
 use crate::support::conflist::{Attached, Conflist};
 use crate::support::net::merged;
 use crate::support::node::{Container, eventually};
@@ -68,6 +69,7 @@ const KEYS: &str = r#"{"allow": [{"to": ["192.0.2.0/24", "2001:db8:f::/64"]}]}"#
 
 #[test]
 fn a_refused_program_fails_at_once() {
+    needs!(lane::REJECT_AT_INGRESS);
     let keys = serde_json::from_str(KEYS).unwrap();
     for kind in ["bridge", "ptp"] {
         let world = World::new(kind, &keys);
@@ -107,6 +109,7 @@ fn a_refused_program_fails_at_once() {
 /// CHECK, until a repair.
 #[test]
 fn others_and_repair_restore_who_is_told() {
+    needs!(lane::REJECT_AT_INGRESS);
     let keys = serde_json::from_str(KEYS).unwrap();
     let world = World::new("bridge", &keys);
     prepare(&world);
@@ -149,6 +152,7 @@ fn others_and_repair_restore_who_is_told() {
 
 #[test]
 fn refusals_of_neighbours_and_behind_shaping_are_told() {
+    needs!(lane::REJECT_AT_INGRESS);
     let keys = serde_json::from_str(KEYS).unwrap();
     let world = World::new("bridge", &keys);
     prepare(&world);
@@ -194,6 +198,7 @@ fn segment(from: Ipv4Addr, to: &str) -> Vec<u8> {
 /// could end the connections of others.
 #[test]
 fn nobody_else_is_told() {
+    needs!(lane::REJECT_AT_INGRESS);
     let keys = serde_json::from_str(KEYS).unwrap();
     for kind in ["bridge", "ptp"] {
         let world = World::new(kind, &keys);

@@ -7,9 +7,10 @@ use std::{fs, thread};
 use serde_json::Value;
 
 use super::super::{datagram_arrives, list};
-use super::client::{WAIT, Way, connect, connect_within, is_alive};
+use super::client::{PATIENCE, WAIT, Way, connect, connect_within, is_alive};
 use super::wire::{A, Message, Record};
 use super::{Inside, PUBLIC, Site, names};
+use crate::lane;
 use crate::support::conflist::Attached;
 use crate::support::node::{Container, eventually};
 
@@ -97,11 +98,16 @@ fn end_time(value: &mut Value) -> usize {
     }
 }
 
-/// The container is told at once that it may not connect.
+/// The container may not connect, and is told at once.
 #[track_caller]
 fn is_refused(inside: &Inside, ip: &str, port: u16) {
-    let outcome = connect(&inside.container, ip, port).map_err(|error| error.kind());
-    assert_eq!(outcome.map(drop), Err(ErrorKind::ConnectionRefused), "{ip} {port}");
+    let (told, limit) = if lane::REJECT_AT_INGRESS.is_here() {
+        (ErrorKind::ConnectionRefused, PATIENCE)
+    } else {
+        (ErrorKind::TimedOut, WAIT)
+    };
+    let outcome = connect_within(limit, &inside.container, ip, port).map_err(|error| error.kind());
+    assert_eq!(outcome.map(drop), Err(told), "{ip} {port}");
 }
 
 #[test]
