@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use self::mutants::Mutant;
 use crate::lane::{self, needs};
-use crate::support::node::executable;
+use crate::support::node::{executable, write_executable};
 
 /// A directory with all plugins of this project, outside `/run`, which each case mounts anew.
 fn sound() -> TempDir {
@@ -147,8 +147,7 @@ fn make(mutant: &Mutant, sound: &Path) -> TempDir {
          case $CNI_COMMAND in\n{verb}) in=$(cat); {body} ;;\n*) exec '{real}' ;;\nesac\n"
     );
     let path = directory.path().join(mutant.kind);
-    fs::write(&path, script).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    write_executable(&path, &script);
     directory
 }
 

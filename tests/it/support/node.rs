@@ -83,10 +83,7 @@ impl Node {
 
     /// Writes an executable shell script to the plugin directory.
     pub(crate) fn script(&self, name: &str, text: &str) {
-        use std::os::unix::fs::PermissionsExt;
-        let path = self.bin().join(name);
-        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        write_executable(&self.bin().join(name), &format!("#!/bin/sh\n{text}\n"));
     }
 
     /// Runs a command line on the host, which must succeed.
@@ -493,6 +490,16 @@ fn shell(line: &str) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", line]);
     command
+}
+
+/// Writes an executable file by another process: a child that another thread of this one starts
+/// meanwhile would have the file open for writing, and nobody could execute it (`ETXTBSY`).
+pub(crate) fn write_executable(path: &Path, text: &str) {
+    let mut sh = Command::new("sh");
+    sh.args(["-c", "cat >\"$0\" && chmod 755 \"$0\""]).arg(path).stdin(Stdio::piped());
+    let mut child = sh.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success(), "{}", path.display());
 }
 
 #[track_caller]
