@@ -56,9 +56,10 @@ fn resolve(socket: &UdpSocket, name: &str) -> Option<IpAddr> {
     }
 }
 
-fn client(inside: &Inside) -> UdpSocket {
-    let socket = inside.container.within(|| UdpSocket::bind("0.0.0.0:0").unwrap());
-    socket.connect((GATEWAYS[0], 53)).unwrap();
+/// A socket for questions of a place to a name server.
+fn client(from: &impl Place, server: &str) -> UdpSocket {
+    let socket = from.within(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+    socket.connect((server, 53)).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     socket
 }
@@ -95,7 +96,7 @@ fn the_first_packet_behind_an_answer_passes() {
             .iter()
             .map(|inside| {
                 scope.spawn(|| {
-                    let socket = client(inside);
+                    let socket = client(&inside.container, GATEWAYS[0]);
                     let sender = inside.container.within(|| UdpSocket::bind("0.0.0.0:0").unwrap());
                     for round in 0..rounds {
                         let began = Instant::now();
@@ -213,16 +214,9 @@ fn questions_per_second() {
     };
     let containers: Vec<Container> = (0..count).map(attach).collect();
     println!("{count} containers in {:?}", began.elapsed());
-    let of = |server: &str, place: Option<&Container>| {
-        let bind = || UdpSocket::bind("0.0.0.0:0").unwrap();
-        let socket = place.map_or_else(bind, |container| container.within(bind));
-        socket.connect((server, 53)).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
-        socket
-    };
     let through: Vec<UdpSocket> =
-        containers.iter().map(|container| of(PUBLIC[0], Some(container))).collect();
-    let direct: Vec<UdpSocket> = (0..16).map(|_| of(OUTSIDE[0], None)).collect();
+        containers.iter().map(|container| client(container, PUBLIC[0])).collect();
+    let direct: Vec<UdpSocket> = (0..16).map(|_| client(&site.node, OUTSIDE[0])).collect();
     let resolver = site.resolver.as_ref().unwrap();
     let show = |what: &str, sockets: &[UdpSocket], seconds, name: Choice<'_>| {
         let ticks = resolver.ticks();
