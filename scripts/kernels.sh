@@ -47,7 +47,7 @@ run_tests() {
     local executable=$1
     shift
     timeout -k 9 "$limit" "$executable" --exact --test-threads=2 "$@" >report 2>&1 </dev/null ||
-        [ $? -lt 124 ] || echo "no end within $limit: ${1-} ..." >&2
+        [ $? -lt 124 ] || { echo "no end within $limit: ${1-} ..." >&2 && status=1; }
     grep -A 4 '\.\.\. FAILED\|panicked at\|^error: ' report >&2
     # A test that starts the executable again prints a result before.
     read -r passed failed < <(sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' report | tail -n 1)
