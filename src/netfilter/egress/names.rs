@@ -9,6 +9,7 @@ use std::net::IpAddr;
 
 use super::compile::{ServiceRange, combine_services, merge_services};
 use cni::error::{Error, Result};
+use idna::punycode;
 
 /// The maximum lengths of a name and of a label in it (RFC 1035, section 2.3.4).
 const LONGEST_NAME: usize = 253;
@@ -31,15 +32,14 @@ impl NamePattern {
             && !text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
     }
 
-    /// Parses `api.example.org` or `*.example.org`, in any case.
+    /// Parses `api.example.org` or `*.example.org`, in any case; letters beyond ASCII are encoded
+    /// as in questions.
     pub(super) fn parse(text: &str) -> Result<NamePattern> {
-        if !text.is_ascii() {
-            return Err(Error::config("a name with other letters than those of ASCII")
-                .with_details(
-                    "write the form that \"idn2 NAME\" prints, such as xn--mnchen-3ya.de",
-                ));
-        }
-        let lower = text.to_ascii_lowercase();
+        let labels: Option<Vec<String>> = text.split('.').map(encode_label).collect();
+        let lower = labels.map(|labels| labels.join(".")).ok_or_else(|| {
+            Error::config("a name with other characters than letters, digits and hyphens")
+                .with_details("write the form that \"idn2 NAME\" prints, such as xn--mnchen-3ya.de")
+        })?;
         let (is_wildcard, name) = match lower.strip_prefix("*.") {
             Some(below) => (true, below),
             None => (false, lower.as_str()),
@@ -71,6 +71,19 @@ impl NamePattern {
             None => false,
         }
     }
+}
+
+/// A label in lower case, and as Punycode if it has letters beyond ASCII (RFC 5890, section 2.3.2.1).
+/// `None` for signs, marks and presentation forms, which only tables of Unicode normalize; of the
+/// other letters that occur in names, the small one is the normalized one.
+fn encode_label(label: &str) -> Option<String> {
+    let lower: String = label.chars().flat_map(char::to_lowercase).collect();
+    if lower.is_ascii() {
+        return Some(lower);
+    }
+    let is_letter = |c: char| c.is_ascii() || c.is_alphabetic() && c < '\u{f900}';
+    let encoded = lower.chars().all(is_letter).then(|| punycode::encode_str(&lower))??;
+    Some(format!("xn--{encoded}"))
 }
 
 fn is_label(label: &str) -> bool {
@@ -169,6 +182,12 @@ mod tests {
             ("*.example.org", "example.org", false),
             ("*.example.org", "badexample.org", false),
             ("*.internal", "db.internal", true),
+            ("MÜNCHEN.de", "xn--mnchen-3ya.de", true),
+            ("*.пример.рф", "api.xn--e1afmkfd.xn--p1ai", true),
+            ("ΌΣΟΣ.gr", "xn--0xahb7a.gr", true),
+            ("faß.de", "xn--fa-hia.de", true),
+            ("例え.テスト", "xn--r8jz45g.xn--zckzah", true),
+            ("\u{212a}elvin.org", "kelvin.org", true),
         ] {
             assert_eq!(matches(pattern, name), is_match, "{pattern} {name}");
         }
@@ -179,7 +198,12 @@ mod tests {
         let long = format!("{}.org", "a".repeat(64));
         let longer = ["a".repeat(60).as_str(); 5].join(".");
         for text in [
-            "münchen.de",
+            "mu\u{308}nchen.de",
+            "ﬁx.org",
+            "l·l.cat",
+            "例え。テスト",
+            "mün chen.de",
+            "*ü.de",
             "*",
             "a.*.org",
             "*a.org",

@@ -217,6 +217,7 @@ fn zone() -> Vec<Record> {
         Record::address("host.edge.example.com", "203.0.113.14"),
         Record::address("host.edge.example.com", "2001:db8:f::14"),
         Record::address("other.example.org", "203.0.113.15"),
+        Record::address("xn--bcher-kva.example.org", "203.0.113.16"),
         Record::text("a.example.net", "text"),
     ]
 }

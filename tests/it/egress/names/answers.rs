@@ -125,8 +125,12 @@ fn other_names_types_and_classes_are_refused() {
 #[test]
 fn chains_wildcards_and_spellings() {
     let site = Site::new();
-    let inside = site.attach("bridge", "c1", Some(&names()));
+    let mut policy = names();
+    let to = policy["allow"][0]["to"].as_array_mut().unwrap();
+    to.push(json!("BÜCHER.example.org"));
+    let inside = site.attach("bridge", "c1", Some(&policy));
     for (asked, ip) in [
+        ("xn--bcher-kva.example.org", "203.0.113.16"),
         ("API.eXample.ORG", "192.0.2.7"),
         ("deep.b.example.net", "203.0.113.12"),
         ("www.example.net", "203.0.113.14"),
