@@ -1,9 +1,10 @@
 //! Puts the addresses of an answer in force for the container that asks, before the answer.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::attachment::AttachmentId;
+use super::containers::ContainerOwner;
 use crate::framework::AttachmentTurn;
 use crate::iface::guard::{SINK, put_guard};
 use crate::netfilter::PacketFilter;
@@ -21,71 +22,100 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// The number of seconds for which an address is in force after the container has forgotten it.
 const SLACK: u32 = 5;
 
-/// Puts the addresses to which the name leads, each with the time to live of its record in seconds,
-/// in force for the attachment. Returns those that the answer may have, with the time to live for
-/// the answer: not longer than the address is in force.
-///
-/// Blocks: for about a millisecond if an address is new, for microseconds otherwise.
-pub(super) fn allow_addresses(
-    filter: &PacketFilter,
-    host: &Netlink,
-    owner: AttachmentId<'_>,
-    policies: &NamePolicies,
-    name: &str,
-    addresses: &[(IpAddr, u32)],
-) -> Result<Vec<(IpAddr, u32)>> {
-    let (mut told, mut named) = (Vec::new(), Vec::new());
-    for &(ip, ttl) in addresses {
-        match policies.judge_address(host, name, ip)? {
-            AddressUse::Refused => {}
-            AddressUse::Told => told.push((ip, ttl)),
-            AddressUse::Named => {
-                let left = policies.remaining_time(name, ip, ttl).unwrap_or_else(|| {
-                    let address = NamedAddress::with_ttl(name, ip, ttl);
-                    let left = address.remaining();
-                    named.push(address);
-                    left
-                });
-                told.push((ip, ttl.min(left.saturating_sub(SLACK))));
-            }
-        }
-    }
-    if !named.is_empty() {
-        put_in_force(filter, host, owner, policies, &named)?;
-    }
-    Ok(told)
+/// Addresses with their time to live in seconds.
+pub type Addresses = Vec<(IpAddr, u32)>;
+
+/// The addresses to which a name leads a container.
+#[derive(Debug)]
+pub struct Grant {
+    pub owner: Arc<ContainerOwner>,
+    pub policies: Arc<NamePolicies>,
+    pub name: String,
+    pub addresses: Addresses,
 }
 
-/// The record comes first: what restores the rules of the container restores these addresses.
-fn put_in_force(
-    filter: &PacketFilter,
-    host: &Netlink,
-    owner: AttachmentId<'_>,
-    policies: &NamePolicies,
-    named: &[NamedAddress],
-) -> Result<()> {
-    let _turn = AttachmentTurn::take_at_once(owner)?;
-    let _lock = egress::lock_policy_within(owner, PATIENCE)?;
-    let (mut given_up, mut program) = (Vec::new(), None);
-    let port = egress::RECORDS.change_part(owner, |port: &mut EgressPart| {
-        if !policies.are_of(port) {
-            return false;
+impl Grant {
+    /// Puts the addresses in force. Returns those that the answer may have, with the time to live
+    /// for the answer: not longer than the address is in force. Those that are in force for less
+    /// than half of their time are added to `old`, for [`Grant::renew`] after the answer.
+    ///
+    /// Blocks: for about a millisecond if an address is new, for microseconds otherwise.
+    pub(super) fn allow(
+        &self,
+        filter: &PacketFilter,
+        host: &Netlink,
+        old: &mut Vec<NamedAddress>,
+    ) -> Result<Addresses> {
+        let Grant { policies, name, .. } = self;
+        let (mut told, mut new) = (Vec::new(), Vec::new());
+        for &(ip, ttl) in &self.addresses {
+            match policies.judge_address(host, name, ip)? {
+                AddressUse::Refused => {}
+                AddressUse::Told => told.push((ip, ttl)),
+                AddressUse::Named => {
+                    let address = NamedAddress::with_ttl(name, ip, ttl);
+                    let mut left = policies.remaining_time(&address);
+                    if left <= SLACK {
+                        left = address.remaining();
+                        new.push(address);
+                    } else if left < address.remaining() / 2 {
+                        old.push(address);
+                    }
+                    told.push((ip, ttl.min(left.saturating_sub(SLACK))));
+                }
+            }
         }
-        given_up = port.add_named(named);
-        program = Some(fit_filter(port, policies, named.len(), &mut given_up));
-        matches!(program, Some(Ok(_)))
-    })?;
-    let program = program.transpose()?;
-    let Some((port, program)) = port.zip(program) else {
-        return Err(Error::internal("the container has ended, or its policy was replaced"));
-    };
-    let end = host.require_link(&port.end)?;
-    put_guard(host, &end, program, SINK)?;
-    if !policies.put_addresses(filter, &port, named, &given_up)? {
-        egress::add_port(filter, owner, &port, policies.compiled())?;
-        policies.note_addresses(&port.named, &port.named);
+        if !new.is_empty() {
+            self.put_in_force(filter, host, &new)?;
+        }
+        Ok(told)
     }
-    Ok(())
+
+    /// Puts addresses in force again, unless another question for the name has done that meanwhile.
+    pub(super) fn renew(
+        &self,
+        filter: &PacketFilter,
+        host: &Netlink,
+        mut old: Vec<NamedAddress>,
+    ) -> Result<()> {
+        old.retain(|address| self.policies.remaining_time(address) < address.remaining() / 2);
+        if old.is_empty() {
+            return Ok(());
+        }
+        self.put_in_force(filter, host, &old)
+    }
+
+    /// The record comes first: what restores the rules of the container restores these addresses.
+    fn put_in_force(
+        &self,
+        filter: &PacketFilter,
+        host: &Netlink,
+        named: &[NamedAddress],
+    ) -> Result<()> {
+        let (owner, policies) = (self.owner.attachment_id(), &self.policies);
+        let _turn = AttachmentTurn::take_at_once(owner)?;
+        let _lock = egress::lock_policy_within(owner, PATIENCE)?;
+        let (mut given_up, mut program) = (Vec::new(), None);
+        let port = egress::RECORDS.change_part(owner, |port: &mut EgressPart| {
+            if !policies.are_of(port) {
+                return false;
+            }
+            given_up = port.add_named(named);
+            program = Some(fit_filter(port, policies, named.len(), &mut given_up));
+            matches!(program, Some(Ok(_)))
+        })?;
+        let program = program.transpose()?;
+        let Some((port, program)) = port.zip(program) else {
+            return Err(Error::internal("the container has ended, or its policy was replaced"));
+        };
+        let end = host.require_link(&port.end)?;
+        put_guard(host, &end, program, SINK)?;
+        if !policies.put_addresses(filter, &port, named, &given_up)? {
+            egress::add_port(filter, owner, &port, policies.compiled())?;
+            policies.note_addresses(&port.named, &port.named);
+        }
+        Ok(())
+    }
 }
 
 /// The filter of the container. That of a large policy has place for fewer addresses: then only the

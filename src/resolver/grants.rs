@@ -3,35 +3,21 @@
 //! A container is always served by the same thread, so that no two change its guards at once.
 
 use std::cell::RefCell;
-use std::net::IpAddr;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::thread;
 
 use tokio::sync::oneshot;
 
-use super::allow::allow_addresses;
-use super::containers::ContainerOwner;
+use super::allow::{Addresses, Grant};
 use crate::netfilter::PacketFilter;
-use crate::netfilter::egress::resolved::NamePolicies;
+use crate::netfilter::egress::named_address::NamedAddress;
 use crate::netlink::Netlink;
 use cni::error::{Error, Result};
 
 const THREADS: usize = 2;
 /// The maximum number of answers that wait for a thread: a second's work.
 const QUEUE: usize = 512;
-
-/// Addresses with their time to live in seconds.
-pub type Addresses = Vec<(IpAddr, u32)>;
-
-/// The addresses of an answer.
-#[derive(Debug)]
-pub struct Grant {
-    pub owner: Arc<ContainerOwner>,
-    pub policies: Arc<NamePolicies>,
-    pub name: String,
-    pub addresses: Addresses,
-}
 
 /// A grant, and who waits for it.
 type Job = (Grant, oneshot::Sender<Result<Addresses>>);
@@ -76,27 +62,48 @@ fn start_thread() -> Result<SyncSender<Job>> {
     Ok(sender)
 }
 
-/// Does the jobs until the resolver ends.
+/// Does the jobs until the resolver ends; renewals only while nobody waits for an answer.
 fn serve(jobs: &Receiver<Job>) {
-    let mut sockets = None;
-    for (grant, waiting) in jobs {
+    let (mut sockets, mut renewals) = (None, VecDeque::<(Grant, Vec<NamedAddress>)>::new());
+    loop {
+        let job = match jobs.try_recv() {
+            Err(TryRecvError::Empty) => match renewals.pop_front() {
+                Some((grant, old)) => {
+                    let renewed =
+                        with_sockets(&mut sockets, |filter, host| grant.renew(filter, host, old));
+                    if let Err(error) = renewed {
+                        debug!("could not renew the addresses of \"{}\": {error}", grant.name);
+                    }
+                    continue;
+                }
+                None => jobs.recv().ok(),
+            },
+            job => job.ok(),
+        };
+        let Some((grant, waiting)) = job else { return };
         // The container has given up, or the resolver ends.
         if waiting.is_closed() {
             continue;
         }
-        let outcome = put_in_force(&mut sockets, &grant);
-        if outcome.is_err() {
-            sockets = None;
+        let mut old = Vec::new();
+        let told = with_sockets(&mut sockets, |filter, host| grant.allow(filter, host, &mut old));
+        drop(waiting.send(told));
+        if !old.is_empty() && renewals.len() < QUEUE {
+            renewals.push_back((grant, old));
         }
-        drop(waiting.send(outcome));
     }
 }
 
-fn put_in_force(sockets: &mut Option<(PacketFilter, Netlink)>, grant: &Grant) -> Result<Addresses> {
+/// Opens sockets if there are none, and closes them after a failure.
+fn with_sockets<T>(
+    sockets: &mut Option<(PacketFilter, Netlink)>,
+    change: impl FnOnce(&PacketFilter, &Netlink) -> Result<T>,
+) -> Result<T> {
     let (filter, host) = match sockets.take() {
-        Some(open) => sockets.insert(open),
-        None => sockets.insert((PacketFilter::new(), Netlink::open()?)),
+        Some(open) => open,
+        None => (PacketFilter::new(), Netlink::open()?),
     };
-    let Grant { owner, policies, name, addresses } = grant;
-    allow_addresses(filter, host, owner.attachment_id(), policies, name, addresses)
+    let changed = change(&filter, &host)?;
+    *sockets = Some((filter, host));
+    Ok(changed)
 }

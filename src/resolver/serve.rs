@@ -11,9 +11,10 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use futures::future::FutureExt;
 use socket2::Socket;
 
+use super::allow::{Addresses, Grant};
 use super::asked::NameVerdict;
 use super::containers::{Container, Containers};
-use super::grants::{Addresses, Grant, GrantThreads};
+use super::grants::GrantThreads;
 use super::limits::{Counted, JournalLimit};
 use super::message::{Question, Unanswered, UpstreamAnswer, parse_query};
 use super::servers::ConfiguredServers;

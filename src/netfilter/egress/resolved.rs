@@ -17,7 +17,7 @@ use super::compile::{
     AllowedTraffic, Entry, Service, ServiceRange, Verdict, combine_services, flatten, has_service,
 };
 use super::find_container_link;
-use super::named_address::{LONGEST, NamedAddress, SHORTEST, boot_seconds};
+use super::named_address::{NamedAddress, boot_seconds};
 use super::objects::{CONNECTED_TIMEOUT, NamedSet, PolicyObjects};
 use super::part::{EgressPart, GuardTraffic};
 use super::policy::{CompiledPolicy, EgressPolicy, is_name};
@@ -132,13 +132,12 @@ impl NamePolicies {
         Ok(if services.is_empty() { refused } else { AddressUse::Named })
     }
 
-    /// The number of seconds for which an answer with this time to live may be told without a
-    /// change, because this process has put the address in force for long enough.
-    pub fn remaining_time(&self, name: &str, ip: IpAddr, ttl: u32) -> Option<u32> {
+    /// The number of seconds for which this process has put the address of the name in force.
+    pub fn remaining_time(&self, address: &NamedAddress) -> u32 {
+        let NamedAddress { name, ip, .. } = address;
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let until = *known.get(&(name.to_owned(), ip))?;
-        let left = NamedAddress { name: String::new(), ip, until }.remaining();
-        (left >= ttl.clamp(SHORTEST, LONGEST) / 2).then_some(left)
+        let until = known.get(&(name.clone(), *ip)).copied().unwrap_or_default();
+        NamedAddress { name: String::new(), ip: *ip, until }.remaining()
     }
 
     /// Puts the addresses in force in the rules; the record of `port` has them. Those that the record

@@ -156,6 +156,26 @@ fn chains_wildcards_and_spellings() {
     assert_eq!((empty.rcode(), empty.answers.len()), (NOERROR, 0), "{empty:?}");
 }
 
+/// An address that is in force is told at once, for the time that is left, and gets its new time
+/// behind the answer.
+#[test]
+fn an_address_in_force_does_not_wait_for_its_new_time() {
+    let site = Site::new();
+    let inside = site.attach("bridge", "c1", Some(&names()));
+    let told = |ttl: u32| {
+        site.upstream.serve([Record::address("api.example.org", "192.0.2.7").with_ttl(ttl)]);
+        inside.ask("api.example.org", A).answers[0].ttl
+    };
+    let first = told(60);
+    assert!((50..=55).contains(&first), "{first}");
+    let second = told(3600);
+    assert!((45..=first).contains(&second), "{second}");
+    eventually("the new time", || (3500..=3595).contains(&told(3600)));
+    let elements = site.node.sh("nft list ruleset | grep -F 192.0.2.7");
+    assert!(elements.contains("expires 59m"), "{elements}");
+    assert!(inside.reaches("192.0.2.7", 443));
+}
+
 #[test]
 fn answers_that_lead_inside_are_left_out() {
     for kind in ["bridge", "ptp"] {
