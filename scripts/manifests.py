@@ -95,11 +95,11 @@ def documents(*command):
     return kinds
 
 
-def kustomize(platform, conflist=False, uninstall=False, images=()):
+def kustomize(platform, conflist=False, uninstall=False, resolver=False, images=()):
     """A user's own kustomization, which names directories of the tree."""
     with tempfile.TemporaryDirectory() as own:
         relative = lambda directory: os.path.relpath(KUSTOMIZATIONS / directory, os.path.realpath(own))
-        components = ["conflist"] * conflist + ["uninstall/component"] * uninstall
+        components = ["conflist"] * conflist + ["resolver"] * resolver + ["uninstall/component"] * uninstall
         text = {
             "resources": [relative(platform)],
             "components": [relative(directory) for directory in components],
@@ -142,22 +142,23 @@ def validate(objects):
 
 
 def pod(objects):
+    """The pod's specification, its init container, its main container, and the resolver if it has one."""
     spec = objects["DaemonSet"]["spec"]["template"]["spec"]
-    return spec, spec["initContainers"][0], spec["containers"][0]
+    return spec, spec["initContainers"][0], *spec["containers"]
 
 
 def mounts(container):
     return {mount["name"]: mount for mount in container.get("volumeMounts", [])}
 
 
-def expect(platform, conflist, uninstall, objects):
+def expect(platform, conflist, uninstall, resolver, objects):
     """Checks properties that no renderer knows."""
     plugins, conf, args = PLATFORMS[platform]
-    spec, init, main = pod(objects)
+    spec, init, main, *others = pod(objects)
     assert objects["DaemonSet"]["metadata"]["namespace"] == NAMESPACE
     hosts = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in spec["volumes"]}
     assert (hosts["plugins"], hosts["conf"]) == (plugins, conf), hosts
-    for container in (init, main):
+    for container in (init, main, *others):
         assert container["image"] == IMAGE, container["image"]
         assert container["terminationMessagePolicy"] == "FallbackToLogsOnError", container["name"]
         assert set(mounts(container)) <= set(hosts), mounts(container)
@@ -174,6 +175,10 @@ def expect(platform, conflist, uninstall, objects):
         assert "command" not in init, init
         assert init["args"] == args + [CONFLIST] * conflist, init["args"]
         assert main["command"][1:3] == ["repair", "--watch"], main["command"]
+    assert (main["name"], [it["name"] for it in others]) == ("repair", ["resolver"] * (resolver and not uninstall))
+    for it in others:
+        assert it["command"] == ["/cnibox", "egress", "resolver"] and set(mounts(it)) == {"run"}, it
+        assert it["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN", "NET_BIND_SERVICE"]}, it
     if conflist:
         name, config = configuration(objects)
         volume = next(volume for volume in spec["volumes"] if volume["name"] == "conflist")
@@ -260,13 +265,20 @@ def tree(root):
 
 
 def main(binary=None, archive=None):
-    for platform, conflist in itertools.product(PLATFORMS, (False, True)):
-        objects = kustomize(platform, conflist)
-        undone = kustomize(platform, conflist, uninstall=True)
+    # Neither component, or both; each alone for one platform.
+    choices = [(platform, both, both) for platform in PLATFORMS for both in (False, True)]
+    for platform, conflist, resolver in [*choices, ("kubeadm", True, False), ("kubeadm", False, True)]:
+        objects = kustomize(platform, conflist, resolver=resolver)
+        undone = kustomize(platform, conflist, resolver=resolver, uninstall=True)
         for uninstall, rendered in ((False, objects), (True, undone)):
             validate(rendered)
-            expect(platform, conflist, uninstall, rendered)
-            values = [f"platform={platform}", f"conflist.enabled={conflist}", f"uninstall={uninstall}"]
+            expect(platform, conflist, uninstall, resolver, rendered)
+            values = [
+                f"platform={platform}",
+                f"conflist.enabled={conflist}",
+                f"resolver.enabled={resolver}",
+                f"uninstall={uninstall}",
+            ]
             equal(rendered, chart(*map(str.lower, values)), values)
         if binary and os.geteuid() == 0:
             rehearse(binary, platform, objects, undone)
@@ -278,9 +290,11 @@ def main(binary=None, archive=None):
             assert chart(*values) == chart(*values, directory=archive), archive
     metadata = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (metadata["version"], metadata["appVersion"]) == (VERSION, VERSION), metadata
-    own = pod(chart("image.repository=registry.example/cnibox", "image.tag=9.9.9", "installArgs={--replace,--force}"))
+    own = ["image.repository=registry.example/cnibox", "image.tag=9.9.9", "installArgs={--replace,--force}"]
+    own = pod(chart(*own, "resolver.enabled=true", "resolver.args={--upstream=10.96.0.10}"))
     assert {container["image"] for container in own[1:]} == {"registry.example/cnibox:9.9.9"}, own
     assert own[1]["args"] == ["--protect", "--replace", "--force", "/opt/cni/bin"], own[1]["args"]
+    assert own[3]["args"] == ["--upstream=10.96.0.10"], own[3]
     # The directories that the documentation names.
     page = (ROOT / "docs/operator.md").read_text()
     for platform, (plugins, conf, _) in PLATFORMS.items():
@@ -292,7 +306,7 @@ def main(binary=None, archive=None):
         assert documents(KUBECTL, "kustomize", str(directory)) == kustomize(platform, uninstall=True)
     image = {"name": "localhost/cnibox", "newName": "registry.example/cnibox", "newTag": "9.9.9"}
     for uninstall in (False, True):
-        _, *containers = pod(kustomize("k3s", uninstall=uninstall, images=[image]))
+        _, *containers = pod(kustomize("k3s", uninstall=uninstall, resolver=True, images=[image]))
         images = {container["image"] for container in containers}
         assert images == {"registry.example/cnibox:9.9.9"}, images
     print(f"manifests: {len(PLATFORMS)} platforms passed all checks")

@@ -1,23 +1,27 @@
 #!/usr/bin/env python3
 """A name server that has one address for all names, and a question to it.
 
-  dns.py serve PORT...                    answer at these ports, by UDP and by TCP
+  dns.py serve PORT...                    answer at these ports, by UDP and by TCP, with $ADDRESS [10.96.7.20]
   dns.py ask udp|tcp ADDRESS [PORT]       exit status 0 if the server at ADDRESS answers"""
 
+import os
 import socket
 import socketserver
 import struct
 import sys
 import threading
 
+ADDRESS = socket.inet_aton(os.environ.get("ADDRESS", "10.96.7.20"))
 NAME = b"\3web\7default\3svc\7cluster\5local\0"
 QUESTION = struct.pack(">6H", 7, 0x100, 1, 0, 0, 0) + NAME + struct.pack(">2H", 1, 1)
 
 
-def answer(question):
-    header = question[:2] + struct.pack(">5H", 0x8180, 1, 1, 0, 0)
-    record = struct.pack(">3HIH", 0xC00C, 1, 1, 5, 4) + socket.inet_aton("10.96.7.20")
-    return header + question[12:] + record
+def answer(message):
+    header = message[:2] + struct.pack(">5H", 0x8180, 1, 1, 0, 0)
+    # Without what is behind the question, as EDNS.
+    question = message[12:message.index(b"\0", 12) + 5]
+    record = struct.pack(">3HIH", 0xC00C, 1, 1, 5, 4) + ADDRESS
+    return header + question + record
 
 
 def with_length(message):

@@ -28,6 +28,11 @@ export CONTAINERS_CONF=$WORK/containers.conf CONTAINERS_STORAGE_CONF=$WORK/stora
 image=localhost/busybox:1
 podman load -q -i "$WORK/images.tar" >/dev/null || exit 1
 
+# shellcheck disable=SC2317 # called by check
+listed() {
+    /opt/cni/bin/cnibox egress ls | grep -F "$1"
+}
+
 check "the CNI back end" [ "$(podman info --format '{{.Host.NetworkBackend}}')" = cni ]
 check "a container" podman run -d --name web -p 18080:80 -p 127.0.0.1:18090:80 "$image" httpd -f -p 80 -h /www
 check "published on loopback" again page 127.0.0.1:18080
@@ -71,6 +76,34 @@ if [ -e "$WORK/cnibox.oci.tar" ]; then
     check "is running" [ "$(podman inspect --format '{{.State.Status}}' pause)" = running ]
     check "stops on SIGTERM" podman stop -t 5 pause
     check "exits with 0" [ "$(podman inspect --format '{{.State.ExitCode}}' pause)" = 0 ]
+
+    # The DaemonSet's resolver, and a network that allows a name, which leads to the other host.
+    cat >"$WORK/podman/net.d/named.conflist" <<'END'
+{"cniVersion": "1.0.0", "name": "named", "plugins": [
+  {"type": "bridge", "bridge": "named0", "isGateway": true, "ipMasq": true,
+   "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.87.9.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+  {"type": "egress", "allow": [{"to": ["api.example.org"], "ports": ["tcp/80"]}]}]}
+END
+    ip -n outside address add 198.51.100.7/32 dev lo
+    ip route add 198.51.100.7 via 10.89.0.1
+    ADDRESS=198.51.100.7 ip netns exec outside /usr/bin/python3 "$HERE/dns.py" serve 53 &
+    names=$!
+    mkdir "$WORK/www"
+    echo hello >"$WORK/www/index.html"
+    ip netns exec outside busybox httpd -f -p 80 -h "$WORK/www" &
+    pages=$!
+    check "without the resolver a network with names is refused" no podman run --rm --network named "$image" true
+    check "the DaemonSet's resolver" podman run -d --name resolver "${confined[@]}" --cap-add net_admin --cap-add net_bind_service \
+        --memory 128m -v /run:/run --entrypoint '["/cnibox", "egress", "resolver", "--upstream=10.89.0.1"]' "$cnibox"
+    check "a container with names" again podman run -d --name named --network named "$image" sleep 3600
+    check "before the question" no podman exec named get 198.51.100.7
+    check "the question" again podman exec named nslookup api.example.org 10.87.9.1
+    check "behind the answer" podman exec named get 198.51.100.7
+    check "another name" no podman exec named nslookup www.example.org 10.87.9.1
+    check "is listed" again listed www.example.org
+    check "the resolver stops on SIGTERM" podman stop -t 5 resolver
+    check "what is open stays open" podman exec named get 198.51.100.7
+    kill "$names" "$pages"
 fi
 check "remove all" podman rm -af -t 0
 check "remove the network" podman network rm two
