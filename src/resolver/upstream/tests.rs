@@ -203,8 +203,13 @@ fn every_query_has_a_new_number_and_port() {
         resolve(&[address]).unwrap();
         let (port, id) = server.join().unwrap();
         ports.push(port);
-        ids.push(id);
+        ids.push(u16::from_be_bytes(id));
     }
+    // Whoever gets one query of his own must not know the number of the next one.
+    let mut steps: Vec<_> = ids.windows(2).map(|ids| ids[1].wrapping_sub(ids[0])).collect();
+    steps.sort_unstable();
+    steps.dedup();
+    assert!(steps.len() > 4, "{ids:?}");
     // Two of eight are the same now and then, all of them never.
     ports.sort_unstable();
     ports.dedup();

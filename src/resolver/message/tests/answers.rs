@@ -320,6 +320,12 @@ fn services_that_are_malformed_or_need_hints_are_dropped() {
 }
 
 #[test]
+fn at_most_64_services_are_used() {
+    let own = b"\0\x02\0";
+    assert_eq!(services(&[&own[..]; 70]).len(), 1 + 64);
+}
+
+#[test]
 fn services_of_the_other_type_are_ignored() {
     let asked = question(NAME, Rtype::SVCB);
     let answer = answer_builder(NAME, Rtype::SVCB)

@@ -41,6 +41,14 @@ fn a_question_is_read_and_its_spelling_echoed() {
 }
 
 #[test]
+fn questions_for_other_types_are_other_questions() {
+    let key = |name, kind| question(name, kind).key();
+    assert_eq!(key("A.example.org", Rtype::A), key("a.Example.ORG", Rtype::A));
+    assert_ne!(key("a.example.org", Rtype::A), key("a.example.org", Rtype::AAAA));
+    assert_ne!(key("a.example.org", Rtype::A), key("b.example.org", Rtype::A));
+}
+
+#[test]
 fn all_answered_types_are_questions_and_no_others() {
     for kind in ["A", "AAAA", "CNAME", "SVCB", "HTTPS"] {
         assert_eq!(question("a.b", kind.parse().unwrap()).name, "a.b");
