@@ -135,3 +135,41 @@ fn fit_filter(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netns::isolate_test_thread;
+
+    fn part(name: &str) -> EgressPart {
+        let policy = format!(r#"{{"allow": [{{"to": ["{name}"], "ports": ["tcp/443"]}}]}}"#);
+        EgressPart {
+            end: "veth0".to_owned(),
+            ips: vec!["10.1.0.2".parse().unwrap()],
+            policies: vec![serde_json::from_str(&policy).unwrap()],
+            ..EgressPart::default()
+        }
+    }
+
+    /// The question was allowed by the policy of before.
+    #[test]
+    fn a_replaced_policy_opens_nothing() {
+        isolate_test_thread();
+        let owner = AttachmentId { network: "resolver-allow", ifname: "eth0", id: "c1" };
+        let (former, name) = (NamePolicies::new(&part("a.example.org")).unwrap(), "a.example.org");
+        let (filter, host) = (PacketFilter::new(), Netlink::open().unwrap());
+        let addresses = [("198.51.100.7".parse().unwrap(), 60)];
+        let allow = || {
+            let told = allow_addresses(&filter, &host, owner, &former, name, &addresses);
+            told.unwrap_err().message().to_owned()
+        };
+        let expected = "the container has ended, or its policy was replaced";
+        assert_eq!(allow(), expected, "without a record");
+        egress::RECORDS.add_part(owner, part("b.example.org"));
+        let message = allow();
+        let stored = egress::RECORDS.find_part::<EgressPart>(&owner.instance_id()).unwrap();
+        egress::RECORDS.remove_part(owner).unwrap();
+        assert_eq!(message, expected);
+        assert_eq!(stored.content.named, []);
+    }
+}

@@ -177,6 +177,17 @@ mod tests {
     }
 
     #[test]
+    fn verdicts_of_a_name_are_told_apart() {
+        let mut log = AskedNames::default();
+        let ips = ["192.0.2.1", "10.0.0.1"].map(addr);
+        assert!(log.note("a.example.org", &ips[..1], NameVerdict::Noted, 1));
+        assert!(log.note("a.example.org", &ips[1..], NameVerdict::Refused, 2));
+        let of = |verdict| log.names.iter().find(|asked| asked.verdict == verdict).unwrap();
+        assert_eq!(of(NameVerdict::Noted).addresses, ips[..1]);
+        assert_eq!(of(NameVerdict::Refused).addresses, ips[1..]);
+    }
+
+    #[test]
     fn names_are_written_read_and_forgotten() {
         let owner = AttachmentId { network: "asked-names", ifname: "eth0", id: "c1" };
         let instance = owner.instance_id();

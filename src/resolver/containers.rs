@@ -343,6 +343,41 @@ mod tests {
         assert!(containers.find_by_router(addr("10.1.0.8"), source).is_none());
     }
 
+    /// A container that ended without DEL, and the one that got its address and its interface.
+    #[test]
+    fn of_several_records_the_last_one_counts() {
+        let attachments = Attachments::of_network("resolver-4");
+        for id in ["c1", "c2"] {
+            RECORDS.add_part(attachments.owner(id), part(&["br0"], "a.example.org"));
+        }
+        let mut containers = Containers::read_all().unwrap();
+        let mut last_is = |id: &'static str, created| {
+            let instance = attachments.owner(id).instance_id();
+            let mut stored = RECORDS.find_part::<EgressPart>(&instance).unwrap();
+            stored.record.created = created;
+            containers.take_over(&instance, &stored);
+            containers.find("br0", addr("10.1.0.2")).unwrap().owner.id.clone()
+        };
+        let later = i64::MAX / 2;
+        assert_eq!(last_is("c1", later), "c1");
+        assert_eq!(last_is("c2", later + 1), "c2");
+        // It is attached again, with the same policies.
+        assert_eq!(last_is("c1", later + 2), "c1");
+    }
+
+    #[test]
+    fn changes_that_were_lost_are_taken_over() {
+        let attachments = Attachments::of_network("resolver-5");
+        let mut containers = Containers::read_all().unwrap();
+        containers.watch.lose_changes();
+        RECORDS.add_part(attachments.owner("c1"), part(&["br0"], "a.example.org"));
+        containers.refresh().unwrap();
+        assert!(containers.find("br0", addr("10.1.0.2")).is_some());
+        RECORDS.add_part(attachments.owner("c2"), part(&["br1"], "a.example.org"));
+        containers.refresh().unwrap();
+        assert!(containers.find("br1", addr("10.1.0.2")).is_some());
+    }
+
     #[test]
     fn lost_events_are_made_up_for() {
         let attachments = Attachments::of_network("resolver-3");

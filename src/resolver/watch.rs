@@ -93,6 +93,25 @@ fn note_event(event: &InotifyEvent, changed: &mut BTreeSet<String>) -> bool {
 mod tests {
     use super::*;
 
+    impl RecordWatch {
+        /// Loses the changes of records from now on, until the next look.
+        pub(in super::super) fn lose_changes(&self) {
+            let directory = record_directory(RECORDS.0);
+            // The descriptor of a directory that is watched already is the same again.
+            let watched = self.inotify.add_watch(&directory, AddWatchFlags::IN_CREATE).unwrap();
+            self.inotify.rm_watch(watched).unwrap();
+        }
+    }
+
+    #[test]
+    fn after_a_loss_any_record_may_have_changed() {
+        let mut watch = RecordWatch::start().unwrap();
+        assert!(matches!(watch.read_changes().unwrap(), RecordChanges::Of(_)));
+        watch.lose_changes();
+        assert_eq!(watch.read_changes().unwrap(), RecordChanges::All);
+        assert!(matches!(watch.read_changes().unwrap(), RecordChanges::Of(_)));
+    }
+
     fn event(mask: AddWatchFlags, name: Option<&str>) -> InotifyEvent {
         // The descriptor has no constructor.
         let inotify = Inotify::init(InitFlags::empty()).unwrap();
