@@ -137,3 +137,34 @@ fn question(id: [u8; 2]) -> Vec<u8> {
     message.extend(ADDRESS);
     message
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    /// What the probe makes of an answer, of which a test changes the bytes.
+    fn outcome(change: impl Fn(&mut Vec<u8>)) -> bool {
+        let server = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        client.connect(server.local_addr().unwrap()).unwrap();
+        let asked = thread::spawn(move || ask(&client, Duration::from_secs(10)).unwrap());
+        let mut buffer = [0; 512];
+        let (length, from) = server.recv_from(&mut buffer).unwrap();
+        let mut answer = buffer[..length].to_vec();
+        answer[2] |= RESPONSE;
+        change(&mut answer);
+        server.send_to(&answer, from).unwrap();
+        asked.join().unwrap()
+    }
+
+    #[test]
+    fn another_program_at_the_port_is_not_the_resolver() {
+        assert!(outcome(|_| ()));
+        assert!(!outcome(|answer| answer[2] = 1), "an echo of the question");
+        assert!(!outcome(|answer| answer[0] ^= 1), "another number");
+        assert!(!outcome(|answer| answer[3] |= 3), "there is no such name");
+        assert!(!outcome(|answer| answer.truncate(11)), "a part of an answer");
+    }
+}

@@ -100,6 +100,60 @@ fn a_name_leads_nowhere_special() {
 }
 
 #[test]
+fn the_host_is_told_if_the_policy_has_it() {
+    isolate_test_thread();
+    let host = Netlink::open().unwrap();
+    let own = r#"{"allow": [{"to": ["api.example.org"]}, {"to": ["host"], "ports": ["tcp/22"]}]}"#;
+    for (policy, expected) in [(own, AddressUse::Told), (ONE, AddressUse::Refused)] {
+        let names = NamePolicies::new(&port(&[policy])).unwrap();
+        for addr in ["10.1.0.1", "203.0.113.9"] {
+            let addr = addr.parse().unwrap();
+            let found = names.judge_address(&host, "api.example.org", addr).unwrap();
+            assert_eq!(found, expected, "{addr}");
+        }
+    }
+}
+
+/// Also where they are public, and routes of the host say nothing about them.
+#[test]
+fn a_name_does_not_lead_into_the_networks_of_the_container() {
+    isolate_test_thread();
+    let host = Netlink::open().unwrap();
+    let on_link = ["192.0.2.0/24", "2001:db8:1::/64"].map(|net| net.parse().unwrap());
+    let port = EgressPart { on_link: on_link.to_vec(), ..port(&[ONE]) };
+    let names = NamePolicies::new(&port).unwrap();
+    for (addr, expected) in [
+        ("192.0.2.77", AddressUse::Refused),
+        ("192.0.3.77", AddressUse::Named),
+        ("2001:db8:1::77", AddressUse::Refused),
+        ("2001:db8:2::77", AddressUse::Named),
+    ] {
+        let found = names.judge_address(&host, "api.example.org", addr.parse().unwrap()).unwrap();
+        assert_eq!(found, expected, "{addr}");
+    }
+}
+
+/// So that it is in force for longer than the answer says.
+#[test]
+fn an_address_is_renewed_before_half_of_its_time_is_left() {
+    let names = NamePolicies::new(&port(&[ONE])).unwrap();
+    let (name, ip) = ("api.example.org", "198.51.100.7".parse().unwrap());
+    assert_eq!(names.remaining_time(name, ip, 60), None);
+    for (left, ttl, is_enough) in
+        [(40, 0, true), (20, 0, false), (0, 0, false), (170, 300, true), (140, 300, false)]
+    {
+        let until = boot_seconds() + left;
+        let address = [NamedAddress { name: name.to_owned(), ip, until }];
+        names.note_addresses(&address, &address);
+        assert_eq!(names.remaining_time(name, ip, ttl).is_some(), is_enough, "{left} {ttl}");
+        assert_eq!(names.remaining_time("a.example.net", ip, ttl), None);
+    }
+    // The record has given it up.
+    names.note_addresses(&[], &[]);
+    assert_eq!(names.remaining_time(name, ip, 60), None);
+}
+
+#[test]
 fn the_filter_has_the_addresses_of_the_record() {
     let mut port = port(&[ONE]);
     let compiled = port.compile().unwrap();
@@ -148,8 +202,10 @@ fn the_addresses_that_vanish_first_are_given_up() {
 fn times_are_between_a_minute_and_an_hour() {
     for (ttl, expected) in [(0, 60), (1, 60), (300, 300), (86400, 3600), (u32::MAX, 3600)] {
         let ip = IpAddr::V4(Ipv4Addr::new(198, 51, 100, 7));
-        let remaining = NamedAddress::with_ttl("a.example", ip, ttl).remaining();
+        let address = NamedAddress::with_ttl("a.example", ip, ttl);
+        let remaining = address.remaining();
         assert!((expected - 1..=expected).contains(&remaining), "{ttl}: {remaining}");
+        assert!(address.until <= boot_seconds() + u64::from(expected), "{ttl}: {address:?}");
     }
 }
 
@@ -180,4 +236,104 @@ fn domains_of_search_lists_are_told_from_other_names() {
     }
     let both = NamePolicies::new(&port(&[ONE, r#"{"allow": [{"to": ["*.example.net"]}]}"#]));
     assert!(!both.unwrap().has_prefix_of("api.example.org.corp"));
+}
+
+#[test]
+fn the_longest_time_of_several_names_holds() {
+    let port = port(&[ONE]);
+    let names = NamePolicies::new(&port).unwrap();
+    let address = |name, ttl| NamedAddress::with_ttl(name, "198.51.100.7".parse().unwrap(), ttl);
+    let seconds = |named: &[NamedAddress]| {
+        let keys = named_keys(&names.port, &names.policies, &names.sets, named);
+        let times = keys.iter().flat_map(|(_, keys)| keys.iter().map(|key| key.1));
+        times.collect::<Vec<_>>()
+    };
+    let (short, long) = (address("api.example.org", 60), address("a.example.net", 1800));
+    for both in [[short.clone(), long.clone()], [long, short]] {
+        let [only] = seconds(&both)[..] else { panic!("{:?}", seconds(&both)) };
+        assert!((1799..=1800).contains(&only), "{only}");
+    }
+}
+
+/// A record that was written by somebody else.
+#[test]
+fn special_addresses_of_a_record_open_nothing() {
+    let names = NamePolicies::new(&port(&[ONE])).unwrap();
+    for ip in ["10.1.0.3", "203.0.113.9", "169.254.169.254", "::1", "fd00::1"] {
+        let address = [NamedAddress::with_ttl("api.example.org", ip.parse().unwrap(), 60)];
+        let keys = named_keys(&names.port, &names.policies, &names.sets, &address);
+        assert!(keys.is_empty(), "{ip}");
+    }
+}
+
+#[test]
+fn an_address_that_another_name_has_is_not_given_up() {
+    let mut port = port(&[ONE]);
+    let ips = ["198.51.100.7", "198.51.100.8"].map(|ip| ip.parse::<IpAddr>().unwrap());
+    port.named = vec![
+        NamedAddress::with_ttl("api.example.org", ips[0], 60),
+        NamedAddress::with_ttl("api.example.org", ips[1], 70),
+        NamedAddress::with_ttl("a.example.net", ips[0], 80),
+    ];
+    let given_up = port.keep_named(1);
+    assert_eq!(given_up.iter().map(|gone| gone.ip).collect::<Vec<_>>(), [ips[1]]);
+}
+
+/// The filter has to let the segments of open connections pass.
+#[test]
+fn the_record_keeps_addresses_that_have_vanished() {
+    let mut port = port(&[ONE]);
+    let vanished = |ip: &str, ago: u64| NamedAddress {
+        until: boot_seconds().saturating_sub(ago),
+        ..NamedAddress::with_ttl("api.example.org", ip.parse().unwrap(), 60)
+    };
+    port.named = vec![vanished("198.51.100.7", 1), vanished("198.51.100.8", LINGERING - 60)];
+    port.add_named(&[NamedAddress::with_ttl("a.example.net", "198.51.100.9".parse().unwrap(), 60)]);
+    assert_eq!(port.named.len(), 3);
+    assert_eq!(port.named[0].remaining(), 0);
+}
+
+#[test]
+fn a_service_is_of_the_name_while_its_time_lasts() {
+    let mut port = port(&[ONE]);
+    let ip: IpAddr = "198.51.100.7".parse().unwrap();
+    port.named = vec![NamedAddress::with_ttl("api.example.org", ip, 60)];
+    let is_found = |port: &EgressPart, ip, number| {
+        port.find_named(ip, ServiceRange::of_port(6, number).first).unwrap().is_some()
+    };
+    assert!(is_found(&port, ip, 443));
+    assert!(!is_found(&port, ip, 80));
+    assert!(!is_found(&port, "198.51.100.8".parse().unwrap(), 443));
+    port.named[0].until = 0;
+    assert!(!is_found(&port, ip, 443));
+}
+
+#[test]
+fn a_damaged_record_holds_for_an_hour_at_most() {
+    let ip: IpAddr = "198.51.100.7".parse().unwrap();
+    for until in [boot_seconds() + 1_000_000, u64::MAX] {
+        assert_eq!(NamedAddress { name: String::new(), ip, until }.remaining(), 3600);
+    }
+}
+
+#[test]
+fn an_address_is_denied_with_a_service_of_the_name() {
+    let deny = |ports: &str| {
+        let policy = format!(
+            r#"{{"allow": [{{"to": ["api.example.org"], "ports": ["tcp/443"]}}],
+                "deny": [{{"to": ["198.51.100.7"], "ports": [{ports}]}}]}}"#
+        );
+        let names = NamePolicies::new(&port(&[&policy])).unwrap();
+        services(&names, "api.example.org", "198.51.100.7")
+    };
+    assert_eq!(deny(r#""tcp/443""#), Some(Vec::new()));
+    assert_eq!(deny(r#""udp/443", "tcp/400-500""#), Some(Vec::new()));
+    assert_eq!(deny(r#""udp/443""#), Some(vec![ServiceRange::of_port(6, 443)]));
+}
+
+#[test]
+fn the_clock_is_the_time_since_the_start_of_the_system() {
+    let text = std::fs::read_to_string("/proc/uptime").unwrap();
+    let uptime: u64 = text.split('.').next().unwrap().parse().unwrap();
+    assert!((uptime..=uptime + 2).contains(&boot_seconds()), "{uptime} {}", boot_seconds());
 }
