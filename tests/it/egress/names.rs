@@ -4,6 +4,8 @@
 //! | module | |
 //! | --- | --- |
 //! | `answers` | what is answered, and what an answer opens |
+//! | `audit` | names in the mode audit |
+//! | `bounds` | what one container may cost |
 //! | `hostile` | name servers that lie, and containers that ask for others |
 //! | `lifecycle` | ADD, CHECK, DEL, GC and STATUS; other policies for a running container |
 //! | `outages` | the resolver dies, the rules are flushed, addresses vanish |
@@ -12,6 +14,8 @@
 //! | `client`, `upstream`, `wire` | questions, a programmable name server, messages |
 
 mod answers;
+mod audit;
+mod bounds;
 mod client;
 mod hostile;
 mod lifecycle;
@@ -168,6 +172,13 @@ impl Inside {
     /// Its address, IPv4 or IPv6.
     fn ip(&self, is_ipv6: bool) -> String {
         super::address(&self.result, usize::from(is_ipv6))
+    }
+
+    /// The host's end of its pair.
+    fn end(&self) -> String {
+        let interfaces = self.result["interfaces"].as_array().unwrap();
+        let mut names = interfaces.iter().map(|interface| interface["name"].as_str().unwrap());
+        names.find(|name| name.starts_with("veth")).unwrap().to_owned()
     }
 
     /// The answer of the gateway about a name.
