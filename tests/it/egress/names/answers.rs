@@ -124,6 +124,19 @@ fn other_names_types_and_classes_are_refused() {
     inside.finds("api.example.org", &["192.0.2.7"]);
 }
 
+/// The probe of ADD tells nobody outside that a container was attached.
+#[test]
+fn the_name_of_the_probe_does_not_go_upstream() {
+    let site = Site::new();
+    let mut policy = names();
+    policy["allow"].as_array_mut().unwrap().push(json!({"to": ["dns"]}));
+    let inside = site.attach("bridge", "c1", Some(&policy));
+    inside.finds("other.example.org", &["203.0.113.15"]);
+    assert_eq!(inside.ask(super::PROBE, A).rcode(), REFUSED);
+    let probed = site.upstream.asked().iter().any(|asked| asked.name() == super::PROBE);
+    assert!(!probed);
+}
+
 #[test]
 fn chains_wildcards_and_spellings() {
     let site = Site::new();

@@ -213,7 +213,8 @@ fn times_to_live_are_bounded() {
         let (name, ip) = (format!("n{nth}.example.net"), format!("203.0.113.{}", 80 + nth));
         site.upstream.serve(vec![Record::address(&name, &ip).with_ttl(ttl)]);
         let answer = inside.ask(&name, A);
-        assert!(answer.answers[0].ttl <= at_most.min(ttl), "{ttl}: {answer:?}");
+        // The container forgets it before it vanishes.
+        assert!(answer.answers[0].ttl <= (at_most - 5).min(ttl), "{ttl}: {answer:?}");
         assert!(inside.reaches(&ip, 443), "{ttl}");
         let element = site.node.sh(&format!("nft list ruleset | grep -o '{ip} timeout [^,}}]*'"));
         element.split_whitespace().nth(2).unwrap().to_owned()

@@ -6,7 +6,7 @@ use std::slice;
 use serde_json::{Value, json};
 
 use super::super::list;
-use super::client::Way;
+use super::client::{Way, connect, exchange};
 use super::wire::{A, AAAA, Message, NOERROR, Record};
 use super::{Inside, PUBLIC, Site, attach_by, names};
 use crate::support::conflist::Attached;
@@ -238,6 +238,38 @@ fn a_running_container_gets_and_loses_names() {
         let rules = without_recorded(&site.node.sh("nft list ruleset"));
         assert!(!rules.contains("203.0.113.11") && !rules.contains("192.0.2.7"), "{rules}");
     }
+}
+
+/// The resolver looks at the records before the first question, whichever way it comes.
+#[test]
+fn names_that_are_set_are_answered_over_tcp_at_once() {
+    let site = Site::new();
+    let closed = json!({"allow": [{"to": ["198.51.100.7"]}]});
+    site.attach("bridge", "c0", Some(&names())).finds("a.example.net", &["203.0.113.10"]);
+    let inside = site.attach("bridge", "c1", Some(&closed));
+    set(&site, &names());
+    let question = Message::question("api.example.org", A);
+    assert_eq!(Way::tcp(GATEWAYS[0]).ask(&inside.container, &question).rcode(), NOERROR);
+}
+
+/// A connection to the resolver is that of the present policy, and of nobody without one.
+#[test]
+fn an_open_connection_gets_the_answers_of_the_present_policy() {
+    let site = Site::new();
+    let inside = site.attach("bridge", "c1", Some(&names()));
+    let mut stream = connect(&inside.container, GATEWAYS[0], 53).unwrap();
+    let question = Message::question("api.example.org", A).encode();
+    let mut code = || {
+        let answer = exchange(&mut stream, &question).ok()?;
+        Some(Message::decode(&answer).unwrap().rcode())
+    };
+    assert_eq!(code(), Some(NOERROR));
+    set(&site, &json!({"allow": [{"to": ["b.example.net"], "ports": ["tcp/443"]}]}));
+    assert_eq!(code(), Some(super::wire::REFUSED));
+    set(&site, &json!({"allow": [{"to": ["198.51.100.7"]}]}));
+    site.upstream.asked();
+    assert_eq!(code(), None);
+    assert!(site.upstream.asked().is_empty());
 }
 
 #[test]

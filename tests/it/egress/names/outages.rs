@@ -7,9 +7,9 @@ use std::{fs, thread};
 use serde_json::Value;
 
 use super::super::{datagram_arrives, list};
-use super::client::{PATIENCE, WAIT, Way, connect, connect_within, is_alive};
+use super::client::{PATIENCE, WAIT, Way, connect, connect_within, exchange, is_alive};
 use super::wire::{A, Message, Record};
-use super::{Inside, PUBLIC, Site, names};
+use super::{Inside, PUBLIC, Site, Upstream, names};
 use crate::lane;
 use crate::support::conflist::Attached;
 use crate::support::node::{Container, eventually};
@@ -32,6 +32,71 @@ fn named_sets(site: &Site) -> Vec<(String, String)> {
     all.filter(|(_, name)| name.contains("_named")).collect()
 }
 
+/// The names that `cnibox egress ls` lists.
+fn listed_names(site: &Site) -> Vec<String> {
+    let listed = site.node.tool("egress", &["ls", "--json"]).printed();
+    let ports: Value = serde_json::from_str(&listed).unwrap();
+    let names = ports[0]["names"].as_array().cloned().unwrap_or_default();
+    let mut names: Vec<_> =
+        names.iter().map(|asked| asked["name"].as_str().unwrap().to_owned()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn refused_names_outlive_the_resolver_and_not_the_container() {
+    let mut site = Site::new();
+    let inside = site.attach("bridge", "c1", Some(&names()));
+    inside.ask("b.example.com", A);
+    eventually("the name is listed", || listed_names(&site) == ["b.example.com"]);
+    site.kill_resolver();
+    site.start_resolver(&[&site.upstream.address.to_string()]);
+    inside.ask("a.example.com", A);
+    let both = ["a.example.com", "b.example.com"];
+    eventually("both are listed", || listed_names(&site) == both);
+    // The container ends while no resolver runs.
+    site.kill_resolver();
+    list(&site.node, "bridge", &names()).del(&inside.at, Some(&inside.result)).unwrap();
+    assert!(site.has_noted_names());
+    site.start_resolver(&[&site.upstream.address.to_string()]);
+    site.forgets_names();
+}
+
+/// The resolver writes names each second.
+#[test]
+fn names_of_an_ended_container_are_not_written() {
+    let site = Site::new();
+    for _ in 0..3 {
+        let inside = site.attach("bridge", "c1", Some(&names()));
+        inside.ask("refused.example.com", A);
+        list(&site.node, "bridge", &names()).del(&inside.at, Some(&inside.result)).unwrap();
+        thread::sleep(std::time::Duration::from_millis(2200));
+        assert!(!site.has_noted_names());
+    }
+}
+
+/// The redirection leads new connections only.
+#[test]
+fn a_connection_to_another_name_server_ends_with_names() {
+    for server in ["10.9.0.2", "10.1.2.1"] {
+        let site = Site::new();
+        let open = serde_json::json!({"allow": [{"to": [server]}]});
+        let inside = site.attach("bridge", "c1", Some(&open));
+        let of_node = Upstream::start(&site.node, "10.1.2.1", 53);
+        let mut stream = connect(&inside.container, server, 53).unwrap();
+        stream.set_read_timeout(Some(WAIT)).unwrap();
+        let question = Message::question("other.example.org", A).encode();
+        assert!(exchange(&mut stream, &question).is_ok(), "{server}");
+        let file = site.node.path("policy.json");
+        fs::write(&file, names().to_string()).unwrap();
+        site.node.tool("egress", &["set", "--container", "c1", file.to_str().unwrap()]).printed();
+        site.upstream.asked();
+        of_node.asked();
+        assert!(exchange(&mut stream, &question).is_err(), "{server}");
+        assert!(site.upstream.asked().is_empty() && of_node.asked().is_empty(), "{server}");
+    }
+}
+
 #[test]
 fn connections_outlive_the_resolver_and_their_address() {
     for (kind, name, ip) in [
@@ -44,6 +109,10 @@ fn connections_outlive_the_resolver_and_their_address() {
         let inside = site.attach(kind, "c1", Some(&names()));
         inside.finds(name, &[ip]);
         let mut open = connect(&inside.container, ip, 443).unwrap();
+        assert!(is_alive(&mut open), "{kind} {ip}");
+        let listed = site.node.sh("nft list table inet cnibox_egress");
+        let is_kept = |line: &str| line.contains(ip) && line.contains("timeout 2h30m");
+        assert!(listed.lines().any(is_kept), "{kind} {ip}: {listed}");
         site.kill_resolver();
         assert!(is_alive(&mut open), "{kind} {ip}");
         assert!(inside.reaches(ip, 443), "{kind} {ip}: an address that is in force");
@@ -167,6 +236,46 @@ fn a_flush_loses_no_address_and_opens_nothing() {
                 assert_eq!(site.node.cnibox(&["repair"]).printed(), "nothing was missing\n");
             }
         }
+    }
+}
+
+/// The filter judges each packet first, so that a mistake of the rules would show nowhere else.
+#[test]
+fn the_rules_alone_hold_names_to_their_ports() {
+    for kind in ["bridge", "ptp"] {
+        let site = Site::new();
+        let inside = site.attach(kind, "c1", Some(&names()));
+        let opened = ["192.0.2.7", "2001:db8:f::7"];
+        for ip in opened {
+            inside.finds("api.example.org", &[ip]);
+        }
+        let end = inside.end();
+        site.node.sh(&format!("tc qdisc del dev {end} ingress"));
+        for ip in opened {
+            assert!(inside.reaches(ip, 443), "{kind}: {ip}");
+            is_refused(&inside, ip, 80);
+        }
+        is_refused(&inside, "203.0.113.11", 443);
+        is_refused(&inside, "2001:db8:f::14", 443);
+        expire(&site);
+        is_refused(&inside, opened[0], 443);
+    }
+}
+
+/// The tables of others are as they were, and questions reach the resolver.
+#[test]
+fn a_question_restores_the_rules_of_its_container() {
+    for kind in ["bridge", "ptp"] {
+        let site = Site::new();
+        let inside = site.attach(kind, "c1", Some(&names()));
+        inside.finds("a.example.net", &["203.0.113.10"]);
+        site.node.sh("nft delete table inet cnibox_egress");
+        inside.finds("b.example.net", &["203.0.113.11"]);
+        for ip in ["203.0.113.10", "203.0.113.11"] {
+            assert!(inside.reaches(ip, 443), "{kind}: {ip}");
+            is_refused(&inside, ip, 80);
+        }
+        list(&site.node, kind, &names()).check(&inside.at, &inside.result).unwrap();
     }
 }
 
