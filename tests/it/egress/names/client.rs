@@ -51,7 +51,7 @@ impl<'w> Way<'w> {
         socket.set_read_timeout(Some(limit)).unwrap();
         socket.send(bytes).ok()?;
         let mut buffer = vec![0; 65535];
-        let length = socket.recv(&mut buffer).ok()?;
+        let length = receive(&socket, &mut buffer).ok()?;
         Some(buffer[..length].to_vec())
     }
 
@@ -69,6 +69,16 @@ impl<'w> Way<'w> {
     /// Whether there is any answer to a question.
     pub(super) fn is_answered(self, from: &impl Place, question: &Message) -> bool {
         self.send(from, &question.encode(), WAIT).is_some()
+    }
+}
+
+/// Receives a datagram. A signal for the tests' process does not end waiting.
+pub(super) fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match socket.recv(buffer) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            outcome => return outcome,
+        }
     }
 }
 

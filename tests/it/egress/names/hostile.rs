@@ -3,7 +3,7 @@
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
-use super::client::{Way, exchange};
+use super::client::{Way, exchange, receive};
 use super::upstream::{Asked, from_zone};
 use super::wire::{
     A, AAAA, Message, NOERROR, NXDOMAIN, OPT, RECURSION_DESIRED, REFUSED, Record, SERVFAIL,
@@ -387,11 +387,11 @@ fn a_flood_of_questions_is_limited() {
     for _ in 0..3000 {
         let refused = Message::question("refused.example.com", A);
         drop(socket.send(&refused.encode()));
-        answered += usize::from(socket.recv(&mut [0; 512]).is_ok());
+        answered += usize::from(receive(&socket, &mut [0; 512]).is_ok());
     }
     other.finds("a.example.net", &["203.0.113.10"]);
     socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-    while socket.recv(&mut [0; 512]).is_ok() {
+    while receive(&socket, &mut [0; 512]).is_ok() {
         answered += 1;
     }
     let most = 500 + 100 * (usize::try_from(began.elapsed().as_secs()).unwrap() + 1);
