@@ -36,37 +36,40 @@ pub struct Grant {
 
 impl Grant {
     /// Puts the addresses in force. Returns those that the answer may have, with the time to live
-    /// for the answer: not longer than the address is in force. Those that are in force for less
-    /// than half of their time are added to `old`, for [`Grant::renew`] after the answer.
+    /// for the answer: not longer than the address is in force. If all are in force already, those
+    /// of them for which the time is to begin again are left in `due`, for [`Grant::renew`].
     ///
     /// Blocks: for about a millisecond if an address is new, for microseconds otherwise.
     pub(super) fn allow(
         &self,
         filter: &PacketFilter,
         host: &Netlink,
-        old: &mut Vec<NamedAddress>,
+        due: &mut Vec<NamedAddress>,
     ) -> Result<Addresses> {
         let Grant { policies, name, .. } = self;
-        let (mut told, mut new) = (Vec::new(), Vec::new());
+        let (mut told, mut named, mut is_new) = (Vec::new(), Vec::new(), false);
         for &(ip, ttl) in &self.addresses {
             match policies.judge_address(host, name, ip)? {
                 AddressUse::Refused => {}
                 AddressUse::Told => told.push((ip, ttl)),
                 AddressUse::Named => {
-                    let address = NamedAddress::with_ttl(name, ip, ttl);
-                    let mut left = policies.remaining_time(&address);
+                    let mut left = policies.remaining_time(name, ip);
+                    // Never for a shorter time than the container was told before.
+                    let address = NamedAddress::with_ttl(name, ip, ttl.max(left));
                     if left <= SLACK {
+                        is_new = true;
                         left = address.remaining();
-                        new.push(address);
-                    } else if left < address.remaining() / 2 {
-                        old.push(address);
                     }
                     told.push((ip, ttl.min(left.saturating_sub(SLACK))));
+                    named.push(address);
                 }
             }
         }
-        if !new.is_empty() {
-            self.put_in_force(filter, host, &new)?;
+        if is_new {
+            // All of them, so that none is given up for another one of the same answer.
+            self.put_in_force(filter, host, &named)?;
+        } else {
+            *due = self.keep_due(named);
         }
         Ok(told)
     }
@@ -76,13 +79,21 @@ impl Grant {
         &self,
         filter: &PacketFilter,
         host: &Netlink,
-        mut old: Vec<NamedAddress>,
+        due: Vec<NamedAddress>,
     ) -> Result<()> {
-        old.retain(|address| self.policies.remaining_time(address) < address.remaining() / 2);
-        if old.is_empty() {
+        let due = self.keep_due(due);
+        if due.is_empty() {
             return Ok(());
         }
-        self.put_in_force(filter, host, &old)
+        self.put_in_force(filter, host, &due)
+    }
+
+    /// Those of the addresses that are in force for less than half of their time.
+    fn keep_due(&self, mut named: Vec<NamedAddress>) -> Vec<NamedAddress> {
+        named.retain(|address| {
+            self.policies.remaining_time(&address.name, address.ip) < address.remaining() / 2
+        });
+        named
     }
 
     /// The record comes first: what restores the rules of the container restores these addresses.
@@ -139,6 +150,7 @@ fn fit_filter(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attachment::AttachmentId;
     use crate::netns::isolate_test_thread;
 
     fn part(name: &str) -> EgressPart {
@@ -156,11 +168,15 @@ mod tests {
     fn a_replaced_policy_opens_nothing() {
         isolate_test_thread();
         let owner = AttachmentId { network: "resolver-allow", ifname: "eth0", id: "c1" };
-        let (former, name) = (NamePolicies::new(&part("a.example.org")).unwrap(), "a.example.org");
+        let grant = Grant {
+            owner: Arc::new(ContainerOwner::of(owner)),
+            policies: Arc::new(NamePolicies::new(&part("a.example.org")).unwrap()),
+            name: "a.example.org".to_owned(),
+            addresses: vec![("198.51.100.7".parse().unwrap(), 60)],
+        };
         let (filter, host) = (PacketFilter::new(), Netlink::open().unwrap());
-        let addresses = [("198.51.100.7".parse().unwrap(), 60)];
         let allow = || {
-            let told = allow_addresses(&filter, &host, owner, &former, name, &addresses);
+            let told = grant.allow(&filter, &host, &mut Vec::new());
             told.unwrap_err().message().to_owned()
         };
         let expected = "the container has ended, or its policy was replaced";

@@ -40,6 +40,14 @@ pub struct ContainerOwner {
 }
 
 impl ContainerOwner {
+    pub fn of(owner: AttachmentId<'_>) -> ContainerOwner {
+        ContainerOwner {
+            network: owner.network.to_owned(),
+            ifname: owner.ifname.to_owned(),
+            id: owner.id.to_owned(),
+        }
+    }
+
     pub fn attachment_id(&self) -> AttachmentId<'_> {
         AttachmentId { network: &self.network, ifname: &self.ifname, id: &self.id }
     }
@@ -95,14 +103,9 @@ impl Container {
                 is_asked_changed: Cell::new(false),
             })
         });
-        let owner = ContainerOwner {
-            network: owner.network.to_owned(),
-            ifname: owner.ifname.to_owned(),
-            id: owner.id.to_owned(),
-        };
         Ok(Container {
             instance,
-            owner: Arc::new(owner),
+            owner: Arc::new(ContainerOwner::of(owner)),
             policies: Arc::new(NamePolicies::new(part)?),
             usage,
             arrives_at: part.arrives_at.clone(),

@@ -68,9 +68,9 @@ fn serve(jobs: &Receiver<Job>) {
     loop {
         let job = match jobs.try_recv() {
             Err(TryRecvError::Empty) => match renewals.pop_front() {
-                Some((grant, old)) => {
+                Some((grant, due)) => {
                     let renewed =
-                        with_sockets(&mut sockets, |filter, host| grant.renew(filter, host, old));
+                        with_sockets(&mut sockets, |filter, host| grant.renew(filter, host, due));
                     if let Err(error) = renewed {
                         debug!("could not renew the addresses of \"{}\": {error}", grant.name);
                     }
@@ -85,11 +85,11 @@ fn serve(jobs: &Receiver<Job>) {
         if waiting.is_closed() {
             continue;
         }
-        let mut old = Vec::new();
-        let told = with_sockets(&mut sockets, |filter, host| grant.allow(filter, host, &mut old));
+        let mut due = Vec::new();
+        let told = with_sockets(&mut sockets, |filter, host| grant.allow(filter, host, &mut due));
         drop(waiting.send(told));
-        if !old.is_empty() && renewals.len() < QUEUE {
-            renewals.push_back((grant, old));
+        if !due.is_empty() && renewals.len() < QUEUE {
+            renewals.push_back((grant, due));
         }
     }
 }

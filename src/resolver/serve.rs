@@ -176,15 +176,16 @@ impl Resolver {
     ) -> Result<Rc<UpstreamAnswer>, String> {
         let (key, open) = (question.key(), &container.usage.open);
         let known = open.borrow().get(&key).cloned();
-        let answer = known.unwrap_or_else(|| {
+        let asked = known.unwrap_or_else(|| {
             let (upstreams, question) = (Rc::clone(&self.upstreams.borrow()), question.clone());
             let asked = async move { upstreams.resolve(&question).await.map(Rc::new) };
             let asked = asked.boxed_local().shared();
-            open.borrow_mut().insert(key.clone(), asked.clone());
+            open.borrow_mut().insert(key, asked.clone());
             asked
         });
-        let answer = answer.await;
-        open.borrow_mut().remove(&key);
+        let answer = asked.clone().await;
+        // A later question may be open under the same key already.
+        open.borrow_mut().retain(|_, other| !other.ptr_eq(&asked));
         answer
     }
 

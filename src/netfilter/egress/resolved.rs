@@ -133,11 +133,10 @@ impl NamePolicies {
     }
 
     /// The number of seconds for which this process has put the address of the name in force.
-    pub fn remaining_time(&self, address: &NamedAddress) -> u32 {
-        let NamedAddress { name, ip, .. } = address;
+    pub fn remaining_time(&self, name: &str, ip: IpAddr) -> u32 {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let until = known.get(&(name.clone(), *ip)).copied().unwrap_or_default();
-        NamedAddress { name: String::new(), ip: *ip, until }.remaining()
+        let until = known.get(&(name.to_owned(), ip)).copied().unwrap_or_default();
+        NamedAddress { name: String::new(), ip, until }.remaining()
     }
 
     /// Puts the addresses in force in the rules; the record of `port` has them. Those that the record

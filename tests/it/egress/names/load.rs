@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::super::address;
-use super::client::{PATIENCE, connect};
+use super::client::{PATIENCE, connect, receive};
 use super::wire::{A, Message, Record};
 use super::{GATEWAYS, Inside, OUTSIDE, PUBLIC, Site, list};
 use crate::support::conflist::Attached;
@@ -48,7 +48,7 @@ fn resolve(socket: &UdpSocket, name: &str) -> Option<IpAddr> {
     socket.send(&question.encode()).ok()?;
     let mut buffer = [0; 1500];
     loop {
-        let length = socket.recv(&mut buffer).ok()?;
+        let length = receive(socket, &mut buffer).ok()?;
         let answer = Message::decode(&buffer[..length])?;
         if answer.id == question.id && answer.questions == question.questions {
             return answer.ips().first().copied();
