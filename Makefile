@@ -190,12 +190,12 @@ matrix: build ## test-runtimes with every installed runtime and those in the dir
 
 test-kernels: prepare-test build sanity ## cni-sanity, the integration tests of each plugin and the unit tests on the kernels of Debian 11, 12, 13 and sid, in VMs: an hour with KVM; SUITES="trixie sid" TYPES="bridge ptp" SELECT="lifecycle"
 	$(CARGO) test $(WORKSPACE) --no-run --lib --test it
-	PAGE=$(if $(SUITES)$(TYPES)$(SELECT),,$(CURDIR)/docs/compatibility.md) scripts/kernels.sh $(abspath $(BINARY)) $(dir $(abspath $(BINARY)))cni-sanity \
+	PAGE=$(if $(TYPES)$(SELECT),,$(CURDIR)/docs/compatibility.md) scripts/kernels.sh $(abspath $(BINARY)) $(dir $(abspath $(BINARY)))cni-sanity \
 		$$($(CARGO) test $(WORKSPACE) --no-run --lib --test it 2>&1 | sed -n 's/^  Executable .*(\(.*\))/\1/p' | xargs realpath)
 
 test-userlands: prepare-test prepare-fresh build sanity ## the tests of packet filters with the programs of Debian 11, 12, 13 and sid, on this kernel, and the packages of "make dist", if there are any: an hour; SUITES="trixie sid" PATTERNS="firewall::"
 	RUSTFLAGS='-C target-feature=+crt-static' $(CARGO_TARGET)_RUNNER="scripts/userlands.sh $(abspath $(BINARY)) $(dir $(abspath $(BINARY)))cni-sanity" \
-		PAGE=$(if $(SUITES)$(PATTERNS),,$(CURDIR)/docs/compatibility.md) DIST=$(if $(wildcard $(DIST)/*.deb),$(abspath $(DIST))) $(CARGO) test --locked --quiet --target $(TARGET) -p cnibox-tests --test it
+		PAGE=$(if $(PATTERNS),,$(CURDIR)/docs/compatibility.md) DIST=$(if $(wildcard $(DIST)/*.deb),$(abspath $(DIST))) $(CARGO) test --locked --quiet --target $(TARGET) -p cnibox-tests --test it
 
 test-arch: prepare-emulate prepare-$(TARGET) build sanity ## cni-sanity and the unit tests, built for ARCH (arm64, armhf, ppc64el, riscv64, s390x), in Debian's kernel under emulation, and state files exchanged with it; ARGS="--type bridge"
 	$(MAKE) build TARGET=$(HOST)

@@ -8,7 +8,7 @@
 #   SUITES         the releases, separated by spaces [bullseye bookworm trixie sid]
 #   TYPES          the plugins, separated by spaces [all that cni-sanity knows]
 #   SELECT         the integration tests, as an extended regular expression [.]
-#   PAGE           a page of the documentation that gets the table
+#   PAGE           a page of the documentation, in whose table the columns of the releases are replaced for which all passed
 set -euo pipefail
 
 [ $# -ge 3 ] || { sed -n '2,6s/^# //p' "$0" && exit 2; }
@@ -95,7 +95,7 @@ for type in $types; do
 done
 [ -z "${units-}" ] || echo "unit-tests $units"
 [ -z "${it-}" ] || [ "$ran" != 0 ] || { echo "no integration test ran" >&2 && status=1; }
-printf 'seconds %s\nstatus %s\n' $SECONDS $status
+printf 'seconds %s\ndate %s\nstatus %s\n' $SECONDS "$(date -u +%Y-%m-%d)" $status
 RUN
 
 for suite in "${suites[@]}"; do
@@ -109,19 +109,22 @@ done
 for vm in "${vms[@]}"; do wait "$vm" || true; done
 vms=()
 
+# print_table SUITE...
 print_table() {
     local name line suite
-    for name in kernel $types unit-tests seconds; do
+    echo "| release of Debian |$(printf ' %s |' "$@")"
+    echo "| --- |$(printf ' --- |%.0s' "$@")"
+    for name in kernel $types unit-tests seconds date; do
         line="| $name |"
-        for suite in "${suites[@]}"; do
+        for suite; do
             line+=" $(sed -n "s/^$name //p" "$out/of-$suite") |"
         done
         echo "$line"
-        [ "$name" != kernel ] || echo "| --- |$(printf ' --- |%.0s' "${suites[@]}")"
     done
 }
 
-print_table | tee "$out/table"
+print_table "${suites[@]}"
 # A VM that died has no status.
-[ "$(grep -lx 'status 0' "$out"/of-* | wc -l)" = ${#suites[@]} ] || exit 1
-[ -z "${PAGE-}" ] || "$scripts/table.sh" kernels.sh "$PAGE" <"$out/table"
+mapfile -t passed < <(grep -lx 'status 0' "$out"/of-* | sed 's/.*of-//')
+[ -z "${PAGE-}" ] || [ ${#passed[@]} = 0 ] || print_table "${passed[@]}" | "$scripts/table.py" kernels.sh "$PAGE"
+[ ${#passed[@]} = ${#suites[@]} ]

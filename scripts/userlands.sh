@@ -12,7 +12,7 @@
 #
 #   SUITES                  the releases, separated by spaces [bullseye bookworm trixie sid none]
 #   PATTERNS                parts of the names of tests [those about packet filters]
-#   PAGE                    a page of the documentation that gets the table
+#   PAGE                    a page of the documentation, in whose table the columns of these releases are replaced if all passed
 #   DIST                    directory of the files of a release [none]
 #   CNIBOX_USERLANDS_CACHE  directory of the roots [/var/cache/cnibox-userlands]
 # shellcheck disable=SC2317 # functions are called by name
@@ -174,13 +174,14 @@ for suite in "${suites[@]}"; do
         CNIBOX_USERLANDS_PART="$suite $part" unshare --mount --propagation private "$0" "$@" >>"$out/of-$suite" || status=1
     done
     echo "seconds $((SECONDS - start))" >>"$out/of-$suite"
+    echo "date $(date -u +%Y-%m-%d), Linux $(uname -r | cut -d. -f1,2)" >>"$out/of-$suite"
 done
 
 print_table() {
     local name line suite
     echo "| programs of |$(printf ' %s |' "${suites[@]}")"
     echo "| --- |$(printf ' --- |%.0s' "${suites[@]}")"
-    for name in iptables nft iproute2 firewalld reference tests cni-sanity containerd deb rpm seconds; do
+    for name in iptables nft iproute2 firewalld reference tests cni-sanity containerd deb rpm seconds date; do
         line="| $name |"
         for suite in "${suites[@]}"; do
             line+=" $(sed -n "s/^$name //p" "$out/of-$suite") |"
@@ -190,5 +191,5 @@ print_table() {
 }
 
 print_table | tee "$out/table"
-[ $status = 1 ] || [ -z "${PAGE-}" ] || "${0%/*}/table.sh" userlands.sh "$PAGE" <"$out/table"
+[ $status = 1 ] || [ -z "${PAGE-}" ] || "${0%/*}/table.py" userlands.sh "$PAGE" <"$out/table"
 exit $status

@@ -68,6 +68,11 @@ pub const REJECT_AT_INGRESS: KernelFeature = KernelFeature {
 };
 pub const BRIDGE_VLAN: KernelFeature =
     KernelFeature { name: "bridge VLANs", probe: "ip link add p type bridge vlan_filtering 1" };
+/// Of Linux 5.14: until then a namespace is known by its inode, which another one may get.
+pub const NETNS_COOKIE: KernelFeature = KernelFeature {
+    name: "cookies of network namespaces",
+    probe: "printf '5.14\\n%s\\n' \"$(uname -r)\" | sort -V -C",
+};
 /// The VM's network cards exist for tests; a machine's own cards must not be moved.
 pub const CARDS: KernelFeature = KernelFeature {
     name: "spare network cards",

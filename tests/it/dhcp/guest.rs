@@ -6,6 +6,7 @@ use std::net::Ipv4Addr;
 
 use super::fake::{ACK, DISCOVER, Fake, OFFER, RELEASE, REQUEST, Seen};
 use super::world::{World, addresses};
+use crate::lane;
 use crate::support::net::Net;
 use crate::support::node::{Container, eventually};
 
@@ -90,9 +91,13 @@ fn the_lease_of_a_machine_is_renewed() {
         }
     };
     is_renewed();
-    daemon.kill();
-    let _next = world.daemon(&[]);
-    is_renewed();
+    // Until Linux 5.14 nothing proves to another daemon that the namespace is that of the lease.
+    let _next = lane::NETNS_COOKIE.is_here().then(|| {
+        daemon.kill();
+        let second = world.daemon(&[]);
+        is_renewed();
+        second
+    });
     assert_eq!(server.seen(DISCOVER).len(), 1);
     assert_eq!(links(&container), before);
     assert!(machine.pings("192.168.1.1"));

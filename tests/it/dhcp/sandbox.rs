@@ -11,6 +11,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::world::{Process, World, addresses};
+use crate::lane::{self, needs};
 use crate::support::node::{Container, assert_unchanged, eventually};
 
 /// Changes the only record of the world.
@@ -58,6 +59,7 @@ fn is_left_alone(world: &World, why: &str, records: usize, two: &Container) {
 
 #[test]
 fn a_namespace_with_a_reused_inode_is_not_changed() {
+    needs!(lane::NETNS_COOKIE);
     let world = World::new();
     let _server = world.isc(600);
     let two = replaced(&world, |record| assert!(record["netnsCookie"].is_u64(), "{record}"));
@@ -78,6 +80,7 @@ fn del_without_a_daemon_keeps_another_namespace() {
 
 #[test]
 fn a_record_of_release_0_2_0_needs_another_proof() {
+    needs!(lane::NETNS_COOKIE);
     let without_cookie = |record: &mut Value| {
         for key in ["netnsCookie", "netnsNumber", "ifindex"] {
             record.as_object_mut().unwrap().remove(key).unwrap();
