@@ -1,9 +1,11 @@
 //! What one container may cost the resolver, the name servers and the node.
 
+use std::collections::HashSet;
 use std::net::UdpSocket;
 use std::time::Duration;
 
 use super::client::WAIT;
+use super::upstream::Asked;
 use super::wire::{A, Message, Record, SERVFAIL};
 use super::{GATEWAYS, Inside, Site, names};
 use crate::support::node::eventually;
@@ -50,7 +52,9 @@ fn a_container_has_64_questions_that_are_not_answered() {
         std::thread::sleep(Duration::from_millis(1));
     }
     std::thread::sleep(SOON / 2);
-    assert_eq!(site.upstream.asked().len(), 64);
+    // A slow machine asks some of them again.
+    let names: HashSet<String> = site.upstream.asked().iter().map(Asked::name).collect();
+    assert_eq!(names.len(), 64);
     site.upstream.serve(super::zone());
     eventually("it is answered again", || inside.is_answered("a.example.net"));
 }
