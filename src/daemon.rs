@@ -1,8 +1,14 @@
-//! How the daemons of the node begin, before they drop privileges.
+//! What the daemons of the node share: how they begin, before they drop privileges, and descriptors
+//! that they watch.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 use cni::error::{Error, Result, errno_text};
 
@@ -25,4 +31,10 @@ pub fn raise_file_limit() {
     {
         debug!("could not raise the limit of open files: {}", errno_text(errno));
     }
+}
+
+/// Registers a descriptor with the executor, for input.
+#[expect(deprecated, reason = "the alternative is unsafe; these types keep their descriptor")]
+pub fn watch_readable<T: AsFd + AsRawFd>(descriptor: T) -> io::Result<AsyncFd<T>> {
+    AsyncFd::with_interest(descriptor, Interest::READABLE)
 }

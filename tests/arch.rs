@@ -187,7 +187,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ("-restore\"", &["netfilter/iptables/"]),
     ("rtnetlink", &["netlink/"]),
     ("netlink_packet", &["netlink/"]),
-    ("tokio", &["dhcp/daemon/", "resolver/"]),
+    ("tokio", &["daemon.rs", "dhcp/daemon/", "resolver/"]),
     ("socket2", &["dhcp/", "resolver/"]),
     ("listenfd", &["dhcp/daemon/", "resolver/"]),
     ("sock_filter", &["confine/seccomp.rs"]),

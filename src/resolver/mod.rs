@@ -57,7 +57,7 @@ use self::serve::Resolver;
 use self::servers::ConfiguredServers;
 use crate::attachment::file::{DIR, create_directory};
 use crate::confine::{self, AccessFs, CapabilitySet, Confinement};
-use crate::daemon::{block_signals, raise_file_limit};
+use crate::daemon::{block_signals, raise_file_limit, watch_readable};
 use crate::options::{ParsedCommandLine, version_text};
 use crate::stderr;
 use cni::error::{Error, Result};
@@ -130,7 +130,7 @@ async fn serve_until_signal(
     signals: SignalFd,
 ) -> Result<()> {
     let failed = |e| Error::io("wait for signals", &e);
-    let signals = transport::watch_readable(signals).map_err(failed)?;
+    let signals = watch_readable(signals).map_err(failed)?;
     let end = async move { signals.readable().await.map(drop).map_err(failed) };
     let mut tasks: Vec<LocalBoxFuture<'_, Result<()>>> = vec![Box::pin(end)];
     for socket in listeners.datagrams {

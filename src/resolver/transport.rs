@@ -3,14 +3,13 @@
 use std::cell::Cell;
 use std::io;
 use std::net::{IpAddr, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::time::Duration;
 
 use nix::libc;
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::{self, GetStruct};
-use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{spawn_local, yield_now};
@@ -21,6 +20,7 @@ use super::limits::Counted;
 use super::message::Question;
 use super::serve::{Asker, Resolver};
 use super::stream::{read_message, write_message};
+use crate::daemon::watch_readable;
 use cni::error::{Error, Result, io_text};
 
 /// The maximum number of messages that are received at once.
@@ -115,12 +115,6 @@ pub async fn serve_datagrams(resolver: Rc<Resolver>, socket: UdpSocket) -> Resul
         }
         yield_now().await;
     }
-}
-
-/// Registers a descriptor with the executor, for input.
-#[expect(deprecated, reason = "the alternative is unsafe; these types keep their descriptor")]
-pub fn watch_readable<T: AsFd + AsRawFd>(socket: T) -> io::Result<AsyncFd<T>> {
-    AsyncFd::with_interest(socket, Interest::READABLE)
 }
 
 fn serve_datagram(

@@ -27,7 +27,7 @@ use super::super::passing::{self, PassedDescriptors};
 use super::super::rpc::{DaemonReply, DaemonRequest, LONGEST};
 use super::occupants;
 use super::registry::LeaseRegistry;
-use super::sockets::watch_readable;
+use crate::daemon::watch_readable;
 use crate::stderr;
 use cni::error::{Error, Result, io_text};
 

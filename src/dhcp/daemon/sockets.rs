@@ -2,7 +2,6 @@
 //! because an open socket keeps the container's namespace alive.
 
 use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd};
 use std::pin::pin;
 
 use futures::future::{Either, pending, select};
@@ -63,12 +62,6 @@ pub(super) fn send_frame(
 ) -> Result<(), InterfaceError> {
     socket.ok_or_else(not_open_error)?.get_ref().send(frame)?;
     Ok(())
-}
-
-/// Registers a descriptor with the executor, for input.
-#[expect(deprecated, reason = "the alternative is unsafe; these types keep their descriptor")]
-pub(super) fn watch_readable<T: AsFd + AsRawFd>(socket: T) -> io::Result<AsyncFd<T>> {
-    AsyncFd::with_interest(socket, Interest::READABLE)
 }
 
 async fn read_packet(socket: Option<&AsyncFd<Socket>>) -> io::Result<Vec<u8>> {

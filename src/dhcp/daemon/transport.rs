@@ -15,8 +15,9 @@ use super::super::v4::message::Dhcp4Message;
 use super::super::v6::{message::Dhcp6Message as MessageV6, neighbour};
 use super::super::{socket, timing::boot_time_now};
 use super::registry::LeasePhase;
-use super::sockets::{send_frame, watch_readable};
+use super::sockets::send_frame;
 use super::task::LeaseTask;
+use crate::daemon::watch_readable;
 use crate::netlink::MacAddress;
 use cni::error::Error;
 
