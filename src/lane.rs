@@ -68,6 +68,12 @@ pub const REJECT_AT_INGRESS: KernelFeature = KernelFeature {
 };
 pub const BRIDGE_VLAN: KernelFeature =
     KernelFeature { name: "bridge VLANs", probe: "ip link add p type bridge vlan_filtering 1" };
+/// Of Linux 5.18: until then the kernel waits for ever for a master if its namespace and that of its
+/// VLAN end at the same time (`netdev_run_todo`).
+pub const VLAN_ENDS_WITH_MASTER: KernelFeature = KernelFeature {
+    name: "ends of VLANs beside their masters",
+    probe: "printf '5.18\\n%s\\n' \"$(uname -r)\" | sort -V -C",
+};
 /// Of Linux 5.14: until then a namespace is known by its inode, which another one may get.
 pub const NETNS_COOKIE: KernelFeature = KernelFeature {
     name: "cookies of network namespaces",

@@ -25,6 +25,7 @@ use tempfile::TempDir;
 
 pub(crate) use cnibox_tests::cnibox as executable;
 
+use crate::lane;
 pub(crate) use crate::support::snapshot::{Snapshot, assert_unchanged};
 
 /// Every version of the specification.
@@ -47,7 +48,7 @@ pub(crate) struct Node {
 impl Node {
     /// Moves the calling thread into a new namespace with `lo` up and an empty `/run/cni`.
     pub(crate) fn new() -> Node {
-        crate::lane::begin_test();
+        lane::begin_test();
         let apart = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS;
         unshare(apart).expect("run as root or under `unshare -rn`");
         let node = Node { dir: tempfile::tempdir().unwrap() };
@@ -155,6 +156,15 @@ pub(crate) struct Container {
     netns: Netns,
     /// The descriptor that the path leads to.
     _file: OwnedFd,
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        if !lane::VLAN_ENDS_WITH_MASTER.is_here() {
+            let names = "ip -o link show type vlan | sed 's/^[0-9]*: \\([^@]*\\)@.*/\\1/'";
+            self.try_sh(&format!("{names} | xargs -r -n 1 ip link delete"));
+        }
+    }
 }
 
 impl Container {
