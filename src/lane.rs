@@ -68,6 +68,12 @@ pub const REJECT_AT_INGRESS: KernelFeature = KernelFeature {
 };
 pub const BRIDGE_VLAN: KernelFeature =
     KernelFeature { name: "bridge VLANs", probe: "ip link add p type bridge vlan_filtering 1" };
+/// nft 1.0.6 converts the byte order of the one byte of `meta l4proto`, which Linux 6.12.117 refuses.
+pub const NFT_L4PROTO_IN_CONCATENATIONS: KernelFeature = KernelFeature {
+    name: "meta l4proto in concatenations of this nft",
+    probe: "nft 'add table inet t; add chain inet t c; \
+            add rule inet t c ip daddr . meta l4proto . th dport { 10.0.0.0/8 . tcp . 1-5 }'",
+};
 /// Of Linux 5.18: until then the kernel waits for ever for a master if its namespace and that of its
 /// VLAN end at the same time (`netdev_run_todo`).
 pub const VLAN_ENDS_WITH_MASTER: KernelFeature = KernelFeature {

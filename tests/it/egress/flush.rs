@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::{FAR, OUTSIDE, World, datagram_arrives, list};
 use crate::firewall::firewalld::Firewalld;
+use crate::lane::{self, needs};
 use crate::support::conflist::Attached;
 use crate::support::net::merged;
 use crate::support::node::{Container, Running, eventually};
@@ -106,6 +107,7 @@ fn a_set_of_many_intervals_is_restored() {
 /// Whoever changes the tables leaves names and comments as they are.
 #[test]
 fn changed_rules_are_found_and_restored() {
+    needs!(lane::NFT_L4PROTO_IN_CONCATENATIONS);
     let keys = json!({"allow": [{"to": ["192.0.2.0/24"], "ports": ["udp/53"]}]});
     let world = World::new("bridge", &keys);
     let (list, third) = (list(&world.node, "bridge", &keys), Container::new());
@@ -218,6 +220,7 @@ fn changed_rules_are_found_and_restored() {
 /// of their rules.
 #[test]
 fn a_saved_listing_is_loaded_again() {
+    needs!(lane::NFT_L4PROTO_IN_CONCATENATIONS);
     let keys = json!({"allow": [{"to": ["192.0.2.0/24"], "ports": ["udp/53"]}, {"to": ["198.18.0.0/15", "10.1.2.9"]}]});
     let (world, other) = (World::new("bridge", &keys), Container::new());
     let mut all = list(&world.node, "bridge", &keys);
