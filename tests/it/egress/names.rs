@@ -129,6 +129,33 @@ impl Site {
         eventually("names of an ended container", || !self.has_noted_names());
     }
 
+    /// The names that `cnibox egress ls` lists for the first container, with their verdicts and the
+    /// numbers of their addresses, sorted.
+    fn listed_names(&self) -> Vec<(String, String, usize)> {
+        let listed = self.node.tool("egress", &["ls", "--json"]).printed();
+        let ports: Value = serde_json::from_str(&listed).unwrap();
+        let asked = ports[0]["names"].as_array().cloned().unwrap_or_default();
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let addresses = |asked: &Value| asked["addresses"].as_array().unwrap().len();
+        let listed =
+            asked.iter().map(|it| (text(&it["name"]), text(&it["verdict"]), addresses(it)));
+        let mut names: Vec<_> = listed.collect();
+        names.sort();
+        names
+    }
+
+    /// How long the address is in force, as nft prints it: its whole time, and what is left of it.
+    fn times_of(&self, ip: &str) -> String {
+        self.node.sh(&format!("nft list ruleset | grep -o '{ip} timeout [^,}}]*'"))
+    }
+
+    /// Sets another policy for the container `c1`.
+    fn set(&self, policy: &Value) {
+        let file = self.node.path("policy.json");
+        std::fs::write(&file, policy.to_string()).unwrap();
+        self.node.tool("egress", &["set", "--container", "c1", file.to_str().unwrap()]).printed();
+    }
+
     /// Ends the resolver by SIGKILL.
     fn kill_resolver(&mut self) {
         drop(self.resolver.take());

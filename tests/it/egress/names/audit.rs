@@ -25,21 +25,6 @@ fn lead(site: &Site) {
     site.upstream.serve(zone.collect::<Vec<_>>());
 }
 
-/// The names that `cnibox egress ls` lists, with their verdicts and addresses.
-fn listed(site: &Site) -> Vec<(String, String, usize)> {
-    let listed = site.node.tool("egress", &["ls", "--json"]).printed();
-    let ports: Value = serde_json::from_str(&listed).unwrap();
-    let asked = ports[0]["names"].as_array().cloned().unwrap_or_default();
-    let text = |value: &Value| value.as_str().unwrap().to_owned();
-    let mut names: Vec<_> = asked
-        .iter()
-        .map(|it| (text(&it["name"]), text(&it["verdict"]), it["addresses"].as_array().unwrap()))
-        .map(|(name, verdict, addresses)| (name, verdict, addresses.len()))
-        .collect();
-    names.sort();
-    names
-}
-
 #[test]
 fn an_audited_policy_answers_all_and_lists_it() {
     for kind in ["bridge", "ptp"] {
@@ -53,7 +38,7 @@ fn an_audited_policy_answers_all_and_lists_it() {
         }
         let noted = |name: &str, count| (name.to_owned(), "noted".to_owned(), count);
         let expected = [noted(NAME, LED_TO.len()), noted("other.example.org", 1)];
-        eventually("the names are listed", || listed(&site) == expected);
+        eventually("the names are listed", || site.listed_names() == expected);
     }
 }
 
@@ -66,7 +51,7 @@ fn an_enforced_policy_lists_where_names_must_not_lead() {
     inside.ask("other.example.org", A);
     let refused = |name: &str, count| (name.to_owned(), "refused".to_owned(), count);
     let expected = [refused(NAME, 2), refused("other.example.org", 0)];
-    eventually("the names are listed", || listed(&site) == expected);
+    eventually("the names are listed", || site.listed_names() == expected);
     let line = format!("\"{NAME}\" must not lead container c1 to [10.9.0.2, 169.254.169.254]");
     assert!(fs::read_to_string(site.log()).unwrap().contains(&line));
 }

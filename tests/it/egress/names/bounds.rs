@@ -1,26 +1,17 @@
 //! What one container may cost the resolver, the name servers and the node.
 
 use std::collections::HashSet;
-use std::net::UdpSocket;
 use std::time::Duration;
 
-use super::client::WAIT;
+use super::client::{WAIT, client};
 use super::upstream::Asked;
 use super::wire::{A, Message, Record, SERVFAIL};
-use super::{GATEWAYS, Inside, Site, names};
+use super::{GATEWAYS, Site, names};
 use crate::support::node::eventually;
-use crate::support::traffic::Place;
 
 const NAME: &str = "api.example.org";
 /// Longer than the resolver needs to ask, and shorter than it waits before it asks again.
 const SOON: Duration = Duration::from_millis(1500);
-
-/// A socket of the container, connected to the gateway.
-fn socket(inside: &Inside) -> UdpSocket {
-    let socket = inside.container.within(|| UdpSocket::bind("0.0.0.0:0").unwrap());
-    socket.connect((GATEWAYS[0], 53)).unwrap();
-    socket
-}
 
 /// With a query for each of them a forger had many numbers and ports to hit. Another container
 /// neither waits nor learns by that what was asked for.
@@ -30,7 +21,8 @@ fn equal_questions_of_one_container_are_asked_once() {
     let all = ["c0", "c1"].map(|id| site.attach("bridge", id, Some(&names())));
     site.upstream.answer(|_| Vec::new());
     site.upstream.asked();
-    for socket in all.iter().map(socket) {
+    for inside in &all {
+        let socket = client(&inside.container, GATEWAYS[0]);
         for _ in 0..20 {
             socket.send(&Message::question(NAME, A).encode()).unwrap();
         }
@@ -45,7 +37,7 @@ fn a_container_has_64_questions_that_are_not_answered() {
     let inside = site.attach("bridge", "c1", Some(&names()));
     site.upstream.answer(|_| Vec::new());
     site.upstream.asked();
-    let socket = socket(&inside);
+    let socket = client(&inside.container, GATEWAYS[0]);
     for nth in 0..200 {
         let question = Message::question(&format!("n{nth}.example.net"), A);
         socket.send(&question.encode()).unwrap();
@@ -142,7 +134,7 @@ fn a_second_name_does_not_shorten_the_time_of_an_address() {
         for name in order {
             inside.finds(name, &[ip]);
         }
-        let listed = site.node.sh(&format!("nft list ruleset | grep -o '{ip} timeout [^,}}]*'"));
+        let listed = site.times_of(ip);
         assert!(listed.contains("expires 1h") || listed.contains("expires 59m"), "{listed}");
     }
 }
@@ -158,7 +150,9 @@ fn a_shorter_answer_does_not_shorten_the_time() {
     inside.finds("a.example.net", &ips[..1]);
     site.upstream.serve([record(ips[0], 60), record(ips[1], 60)]);
     inside.finds("a.example.net", &ips);
-    let time = |ip| site.node.sh(&format!("nft list ruleset | grep -o '{ip} timeout [^,}}]*'"));
-    assert!(time(ips[0]).contains("timeout 1h") || time(ips[0]).contains("expires 59m"));
-    assert!(time(ips[1]).contains("timeout 1m"), "{}", time(ips[1]));
+    assert!(
+        site.times_of(ips[0]).contains("timeout 1h")
+            || site.times_of(ips[0]).contains("expires 59m")
+    );
+    assert!(site.times_of(ips[1]).contains("timeout 1m"), "{}", site.times_of(ips[1]));
 }

@@ -72,6 +72,14 @@ impl<'w> Way<'w> {
     }
 }
 
+/// A socket for questions of a place to a name server.
+pub(super) fn client(from: &impl Place, server: &str) -> UdpSocket {
+    let socket = from.within(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+    socket.connect((server, 53)).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
 /// Receives a datagram. A signal for the tests' process does not end waiting.
 pub(super) fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<usize> {
     loop {

@@ -3,7 +3,7 @@
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
-use super::client::{Way, exchange, receive};
+use super::client::{Way, client, exchange, receive};
 use super::upstream::{Asked, from_zone};
 use super::wire::{
     A, AAAA, Message, NOERROR, NXDOMAIN, OPT, RECURSION_DESIRED, REFUSED, Record, SERVFAIL,
@@ -216,8 +216,7 @@ fn times_to_live_are_bounded() {
         // The container forgets it before it vanishes.
         assert!(answer.answers[0].ttl <= (at_most - 5).min(ttl), "{ttl}: {answer:?}");
         assert!(inside.reaches(&ip, 443), "{ttl}");
-        let element = site.node.sh(&format!("nft list ruleset | grep -o '{ip} timeout [^,}}]*'"));
-        element.split_whitespace().nth(2).unwrap().to_owned()
+        site.times_of(&ip).split_whitespace().nth(2).unwrap().to_owned()
     };
     for (nth, ttl, at_most) in
         [(0, 0, 60), (1, 30, 60), (2, 300, 300), (3, 604_800, 3600), (4, u32::MAX, 60)]
@@ -380,8 +379,7 @@ fn a_flood_of_questions_is_limited() {
     let other = site.attach("bridge", "c0", Some(&names()));
     let inside = site.attach("bridge", "c1", Some(&names()));
     inside.finds("a.example.net", &["203.0.113.10"]);
-    let socket = inside.container.within(|| UdpSocket::bind("0.0.0.0:0").unwrap());
-    socket.connect((GATEWAYS[0], 53)).unwrap();
+    let socket = client(&inside.container, GATEWAYS[0]);
     socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
     let (began, mut answered) = (Instant::now(), 0);
     for _ in 0..3000 {

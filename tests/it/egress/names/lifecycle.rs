@@ -3,7 +3,7 @@
 
 use std::slice;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::super::list;
 use super::client::{Way, connect, exchange};
@@ -199,12 +199,6 @@ fn an_ended_container_leaves_nothing_to_its_successor() {
     assert!(next.reaches("203.0.113.10", 443) && stays.reaches("203.0.113.10", 443));
 }
 
-fn set(site: &Site, policy: &Value) {
-    let file = site.node.path("policy.json");
-    std::fs::write(&file, policy.to_string()).unwrap();
-    site.node.tool("egress", &["set", "--container", "c1", file.to_str().unwrap()]).printed();
-}
-
 #[test]
 fn a_running_container_gets_and_loses_names() {
     for kind in ["bridge", "ptp"] {
@@ -214,7 +208,7 @@ fn a_running_container_gets_and_loses_names() {
         let public = Way::udp(PUBLIC[0]);
         let question = || Message::question("api.example.org", A);
         assert!(!public.is_answered(&inside.container, &question()), "{kind}");
-        set(&site, &names());
+        site.set(&names());
         let answer = public.ask(&inside.container, &question());
         assert_eq!((answer.rcode(), answer.ips().len()), (NOERROR, 1), "{kind} {answer:?}");
         assert!(inside.reaches("192.0.2.7", 443), "{kind}");
@@ -222,13 +216,13 @@ fn a_running_container_gets_and_loses_names() {
         let checked = list(&site.node, kind, &closed);
         checked.check(&inside.at, &inside.result).unwrap();
         // Other names: what was opened for the former ones is closed.
-        set(&site, &json!({"allow": [{"to": ["b.example.net"], "ports": ["tcp/443"]}]}));
+        site.set(&json!({"allow": [{"to": ["b.example.net"], "ports": ["tcp/443"]}]}));
         assert_eq!(inside.ask("api.example.org", A).rcode(), super::wire::REFUSED, "{kind}");
         assert!(!inside.reaches("192.0.2.7", 443), "{kind}");
         inside.finds("b.example.net", &["203.0.113.11"]);
         assert!(inside.reaches("203.0.113.11", 443), "{kind}");
         checked.check(&inside.at, &inside.result).unwrap();
-        set(&site, &closed);
+        site.set(&closed);
         assert!(!inside.is_answered("b.example.net"), "{kind}");
         assert!(!public.is_answered(&inside.container, &question()), "{kind}");
         assert!(!inside.reaches("203.0.113.11", 443), "{kind}");
@@ -247,7 +241,7 @@ fn names_that_are_set_are_answered_over_tcp_at_once() {
     let closed = json!({"allow": [{"to": ["198.51.100.7"]}]});
     site.attach("bridge", "c0", Some(&names())).finds("a.example.net", &["203.0.113.10"]);
     let inside = site.attach("bridge", "c1", Some(&closed));
-    set(&site, &names());
+    site.set(&names());
     let question = Message::question("api.example.org", A);
     assert_eq!(Way::tcp(GATEWAYS[0]).ask(&inside.container, &question).rcode(), NOERROR);
 }
@@ -264,9 +258,9 @@ fn an_open_connection_gets_the_answers_of_the_present_policy() {
         Some(Message::decode(&answer).unwrap().rcode())
     };
     assert_eq!(code(), Some(NOERROR));
-    set(&site, &json!({"allow": [{"to": ["b.example.net"], "ports": ["tcp/443"]}]}));
+    site.set(&json!({"allow": [{"to": ["b.example.net"], "ports": ["tcp/443"]}]}));
     assert_eq!(code(), Some(super::wire::REFUSED));
-    set(&site, &json!({"allow": [{"to": ["198.51.100.7"]}]}));
+    site.set(&json!({"allow": [{"to": ["198.51.100.7"]}]}));
     site.upstream.asked();
     assert_eq!(code(), None);
     assert!(site.upstream.asked().is_empty());

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::super::address;
-use super::client::{PATIENCE, connect, receive};
+use super::client::{client, connect, receive};
 use super::wire::{A, Message, Record};
 use super::{GATEWAYS, Inside, OUTSIDE, PUBLIC, Site, list};
 use crate::support::conflist::Attached;
@@ -54,14 +54,6 @@ fn resolve(socket: &UdpSocket, name: &str) -> Option<IpAddr> {
             return answer.ips().first().copied();
         }
     }
-}
-
-/// A socket for questions of a place to a name server.
-fn client(from: &impl Place, server: &str) -> UdpSocket {
-    let socket = from.within(|| UdpSocket::bind("0.0.0.0:0").unwrap());
-    socket.connect((server, 53)).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
-    socket
 }
 
 /// Four containers, each with questions about fresh names, and at once a datagram to the address,

@@ -32,28 +32,18 @@ fn named_sets(site: &Site) -> Vec<(String, String)> {
     all.filter(|(_, name)| name.contains("_named")).collect()
 }
 
-/// The names that `cnibox egress ls` lists.
-fn listed_names(site: &Site) -> Vec<String> {
-    let listed = site.node.tool("egress", &["ls", "--json"]).printed();
-    let ports: Value = serde_json::from_str(&listed).unwrap();
-    let names = ports[0]["names"].as_array().cloned().unwrap_or_default();
-    let mut names: Vec<_> =
-        names.iter().map(|asked| asked["name"].as_str().unwrap().to_owned()).collect();
-    names.sort();
-    names
-}
-
 #[test]
 fn refused_names_outlive_the_resolver_and_not_the_container() {
     let mut site = Site::new();
     let inside = site.attach("bridge", "c1", Some(&names()));
     inside.ask("b.example.com", A);
-    eventually("the name is listed", || listed_names(&site) == ["b.example.com"]);
+    let refused = |name: &str| (name.to_owned(), "refused".to_owned(), 0);
+    eventually("the name is listed", || site.listed_names() == [refused("b.example.com")]);
     site.kill_resolver();
     site.start_resolver(&[&site.upstream.address.to_string()]);
     inside.ask("a.example.com", A);
-    let both = ["a.example.com", "b.example.com"];
-    eventually("both are listed", || listed_names(&site) == both);
+    let both = [refused("a.example.com"), refused("b.example.com")];
+    eventually("both are listed", || site.listed_names() == both);
     // The container ends while no resolver runs.
     site.kill_resolver();
     list(&site.node, "bridge", &names()).del(&inside.at, Some(&inside.result)).unwrap();
@@ -87,9 +77,7 @@ fn a_connection_to_another_name_server_ends_with_names() {
         stream.set_read_timeout(Some(WAIT)).unwrap();
         let question = Message::question("other.example.org", A).encode();
         assert!(exchange(&mut stream, &question).is_ok(), "{server}");
-        let file = site.node.path("policy.json");
-        fs::write(&file, names().to_string()).unwrap();
-        site.node.tool("egress", &["set", "--container", "c1", file.to_str().unwrap()]).printed();
+        site.set(&names());
         site.upstream.asked();
         of_node.asked();
         assert!(exchange(&mut stream, &question).is_err(), "{server}");
