@@ -133,19 +133,17 @@ impl TableLayout {
         Ok(names)
     }
 
-    /// The chains of an exact layout that are at another hook.
+    /// The chains of an exact layout that are at another hook; of any layout those at a device,
+    /// which some kernels (6.12) keep without a hook when the device goes.
     fn misplaced_chains(
         &self,
         nft: &NftSocket,
         comparison: RuleComparison,
     ) -> NetlinkResult<Vec<NftChain<'static>>> {
         let mut misplaced = Vec::new();
-        for (chain, _) in self
-            .chains
-            .iter()
-            .filter(|_| self.has_only_these_rules && comparison == RuleComparison::RuleSet)
-        {
-            if !nft.is_at_hook(*chain)? {
+        let are_exact = self.has_only_these_rules && comparison == RuleComparison::RuleSet;
+        for (chain, _) in self.chains {
+            if (are_exact || chain.is_at_device()) && !nft.is_at_hook(*chain)? {
                 misplaced.push(*chain);
             }
         }

@@ -172,6 +172,11 @@ impl<'a> NftChain<'a> {
         }
     }
 
+    /// Whether this is a chain of [`NftChain::at_ingress_of`].
+    pub fn is_at_device(&self) -> bool {
+        self.base.is_some_and(|base| base.device.is_some())
+    }
+
     /// Adds a comment (Linux 5.10).
     pub const fn with_comment(self, text: &'a str) -> NftChain<'a> {
         NftChain { comment: Some(text), ..self }
@@ -237,7 +242,11 @@ impl From<NftChain<'_>> for NftObject {
         if let Some(BaseChain { kind, hook, priority, device }) = chain.base {
             settings.put_nested(NFTA_CHAIN_HOOK, |list| {
                 list.put_u32_be(NFTA_HOOK_HOOKNUM, hook).put_u32_be(NFTA_HOOK_PRIORITY, priority);
-                device.map(|device| list.put_text(NFTA_HOOK_DEV, device));
+                // As the kernel lists them, for `is_at_hook`; of the two, it reads the first.
+                if let Some(device) = device {
+                    list.put_text(NFTA_HOOK_DEV, device);
+                    list.put_nested(NFTA_HOOK_DEVS, |all| all.put_text(NFTA_DEVICE_NAME, device));
+                }
                 list
             });
             settings.put_text(NFTA_CHAIN_TYPE, kind);
