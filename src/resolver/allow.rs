@@ -35,32 +35,34 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// Puts the addresses in force. Returns those that the answer may have, with the time to live
-    /// for the answer: not longer than the address is in force. If all are in force already, those
-    /// of them for which the time is to begin again are left in `due`, for [`Grant::renew`].
+    /// What the answer may have if all addresses are in force already; else `None`. Waits for
+    /// nothing. That no address has become one that the name must not lead to, is judged again when
+    /// its time is to begin again.
+    pub(super) fn find_in_force(&self) -> Option<Addresses> {
+        let in_force = |&(ip, ttl)| {
+            let left = self.policies.remaining_time(&self.name, ip);
+            (left > SLACK).then(|| (ip, told_time(ttl, left)))
+        };
+        self.addresses.iter().map(in_force).collect()
+    }
+
+    /// Puts the addresses in force, unless they are. Returns those that the answer may have, with
+    /// the time to live for the answer: not longer than the address is in force.
     ///
     /// Blocks: for about a millisecond if an address is new, for microseconds otherwise.
-    pub(super) fn allow(
-        &self,
-        filter: &PacketFilter,
-        host: &Netlink,
-        due: &mut Vec<NamedAddress>,
-    ) -> Result<Addresses> {
-        let Grant { policies, name, .. } = self;
+    pub(super) fn allow(&self, filter: &PacketFilter, host: &Netlink) -> Result<Addresses> {
         let (mut told, mut named, mut is_new) = (Vec::new(), Vec::new(), false);
         for &(ip, ttl) in &self.addresses {
-            match policies.judge_address(host, name, ip)? {
+            match self.policies.judge_address(host, &self.name, ip)? {
                 AddressUse::Refused => {}
                 AddressUse::Told => told.push((ip, ttl)),
                 AddressUse::Named => {
-                    let mut left = policies.remaining_time(name, ip);
-                    // Never for a shorter time than the container was told before.
-                    let address = NamedAddress::with_ttl(name, ip, ttl.max(left));
+                    let (mut left, address) = self.named_address(ip, ttl);
                     if left <= SLACK {
                         is_new = true;
                         left = address.remaining();
                     }
-                    told.push((ip, ttl.min(left.saturating_sub(SLACK))));
+                    told.push((ip, told_time(ttl, left)));
                     named.push(address);
                 }
             }
@@ -68,32 +70,38 @@ impl Grant {
         if is_new {
             // All of them, so that none is given up for another one of the same answer.
             self.put_in_force(filter, host, &named)?;
-        } else {
-            *due = self.keep_due(named);
         }
         Ok(told)
     }
 
-    /// Puts addresses in force again, unless another question for the name has done that meanwhile.
-    pub(super) fn renew(
-        &self,
-        filter: &PacketFilter,
-        host: &Netlink,
-        due: Vec<NamedAddress>,
-    ) -> Result<()> {
-        let due = self.keep_due(due);
-        if due.is_empty() {
-            return Ok(());
+    /// Whether the time of an address is to begin again.
+    pub(super) fn is_due(&self) -> bool {
+        self.due_addresses().next().is_some()
+    }
+
+    /// Puts the addresses that are due in force again, unless another question for the name has done
+    /// that meanwhile.
+    pub(super) fn renew(&self, filter: &PacketFilter, host: &Netlink) -> Result<()> {
+        let mut due = Vec::new();
+        for address in self.due_addresses() {
+            let judged = self.policies.judge_address(host, &self.name, address.ip)?;
+            due.extend((judged == AddressUse::Named).then_some(address));
         }
-        self.put_in_force(filter, host, &due)
+        if due.is_empty() { Ok(()) } else { self.put_in_force(filter, host, &due) }
     }
 
     /// Those of the addresses that are in force for less than half of their time.
-    fn keep_due(&self, mut named: Vec<NamedAddress>) -> Vec<NamedAddress> {
-        named.retain(|address| {
-            self.policies.remaining_time(&address.name, address.ip) < address.remaining() / 2
-        });
-        named
+    fn due_addresses(&self) -> impl Iterator<Item = NamedAddress> {
+        let renewed = self.addresses.iter().map(|&(ip, ttl)| self.named_address(ip, ttl));
+        let due = renewed.filter(|(left, address)| *left > 0 && *left < address.remaining() / 2);
+        due.map(|(_, address)| address)
+    }
+
+    /// For how many seconds the address is in force, and the address from now on: never for a shorter
+    /// time than the container was told before.
+    fn named_address(&self, ip: IpAddr, ttl: u32) -> (u32, NamedAddress) {
+        let left = self.policies.remaining_time(&self.name, ip);
+        (left, NamedAddress::with_ttl(&self.name, ip, ttl.max(left)))
     }
 
     /// The record comes first: what restores the rules of the container restores these addresses.
@@ -127,6 +135,11 @@ impl Grant {
         }
         Ok(())
     }
+}
+
+/// The time to live in an answer, of an address that is in force for `left` seconds.
+fn told_time(ttl: u32, left: u32) -> u32 {
+    ttl.min(left.saturating_sub(SLACK))
 }
 
 /// The filter of the container. That of a large policy has place for fewer addresses: then only the
@@ -175,10 +188,7 @@ mod tests {
             addresses: vec![("198.51.100.7".parse().unwrap(), 60)],
         };
         let (filter, host) = (PacketFilter::new(), Netlink::open().unwrap());
-        let allow = || {
-            let told = grant.allow(&filter, &host, &mut Vec::new());
-            told.unwrap_err().message().to_owned()
-        };
+        let allow = || grant.allow(&filter, &host).unwrap_err().message().to_owned();
         let expected = "the container has ended, or its policy was replaced";
         assert_eq!(allow(), expected, "without a record");
         egress::RECORDS.add_part(owner, part("b.example.org"));

@@ -4,14 +4,14 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::thread;
 
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 use super::allow::{Addresses, Grant};
 use crate::netfilter::PacketFilter;
-use crate::netfilter::egress::named_address::NamedAddress;
 use crate::netlink::Netlink;
 use cni::error::{Error, Result};
 
@@ -19,8 +19,8 @@ const THREADS: usize = 2;
 /// The maximum number of answers that wait for a thread: a second's work.
 const QUEUE: usize = 512;
 
-/// A grant, and who waits for it.
-type Job = (Grant, oneshot::Sender<Result<Addresses>>);
+/// A grant, and who waits for it; nobody waits for one to be renewed.
+type Job = (Arc<Grant>, Option<oneshot::Sender<Result<Addresses>>>);
 
 /// The queues of the threads.
 #[derive(Debug)]
@@ -33,13 +33,31 @@ impl GrantThreads {
     }
 
     /// Puts the addresses in force. Returns those that the answer may have, with the time to live
-    /// in the answer.
+    /// in the answer. The time of those that are in force already begins again after the answer.
     ///
     /// Fails if the guards cannot be changed, or too many answers wait.
-    pub async fn allow(&self, number: usize, grant: Grant) -> Result<Addresses> {
-        let (sender, receiver) = oneshot::channel();
-        self.enqueue(number % THREADS, (grant, sender))?;
-        receiver.await.unwrap_or_else(|_| Err(Error::internal("the thread has ended")))
+    pub async fn allow(
+        &self,
+        number: usize,
+        grant: Grant,
+        permits: &Semaphore,
+    ) -> Result<Addresses> {
+        let (queue, grant) = (number % THREADS, Arc::new(grant));
+        let told = match grant.find_in_force() {
+            Some(told) => told,
+            None => {
+                let _permit = permits.acquire().await;
+                let (sender, receiver) = oneshot::channel();
+                self.enqueue(queue, (Arc::clone(&grant), Some(sender)))?;
+                let told = receiver.await;
+                told.unwrap_or_else(|_| Err(Error::internal("the thread has ended")))?
+            }
+        };
+        if grant.is_due() {
+            let queued = self.enqueue(queue, (grant, None));
+            queued.unwrap_or_else(|error| debug!("an address is not renewed: {error}"));
+        }
+        Ok(told)
     }
 
     fn enqueue(&self, number: usize, job: Job) -> Result<()> {
@@ -64,13 +82,13 @@ fn start_thread() -> Result<SyncSender<Job>> {
 
 /// Does the jobs until the resolver ends; renewals only while nobody waits for an answer.
 fn serve(jobs: &Receiver<Job>) {
-    let (mut sockets, mut renewals) = (None, VecDeque::<(Grant, Vec<NamedAddress>)>::new());
+    let (mut sockets, mut renewals) = (None, VecDeque::<Arc<Grant>>::new());
     loop {
         let job = match jobs.try_recv() {
             Err(TryRecvError::Empty) => match renewals.pop_front() {
-                Some((grant, due)) => {
+                Some(grant) => {
                     let renewed =
-                        with_sockets(&mut sockets, |filter, host| grant.renew(filter, host, due));
+                        with_sockets(&mut sockets, |filter, host| grant.renew(filter, host));
                     if let Err(error) = renewed {
                         debug!("could not renew the addresses of \"{}\": {error}", grant.name);
                     }
@@ -80,16 +98,16 @@ fn serve(jobs: &Receiver<Job>) {
             },
             job => job.ok(),
         };
-        let Some((grant, waiting)) = job else { return };
-        // The container has given up, or the resolver ends.
-        if waiting.is_closed() {
-            continue;
-        }
-        let mut due = Vec::new();
-        let told = with_sockets(&mut sockets, |filter, host| grant.allow(filter, host, &mut due));
-        drop(waiting.send(told));
-        if !due.is_empty() && renewals.len() < QUEUE {
-            renewals.push_back((grant, due));
+        match job {
+            None => return,
+            Some((grant, None)) if renewals.len() < QUEUE => renewals.push_back(grant),
+            Some((_, None)) => {}
+            // The container has given up, or the resolver ends.
+            Some((_, Some(waiting))) if waiting.is_closed() => {}
+            Some((grant, Some(waiting))) => {
+                let told = with_sockets(&mut sockets, |filter, host| grant.allow(filter, host));
+                drop(waiting.send(told));
+            }
         }
     }
 }

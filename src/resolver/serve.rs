@@ -211,11 +211,10 @@ impl Resolver {
             name: name.to_owned(),
             addresses: addresses.clone(),
         };
-        // Others' answers do not wait behind many of one container.
-        let _permit = container.usage.grants.acquire().await;
         // Any number that is always the same for a container.
         let number = container.instance.bytes().map(usize::from).sum();
-        self.threads.allow(number, grant).await
+        // Others' answers do not wait behind many of one container.
+        self.threads.allow(number, grant, &container.usage.grants).await
     }
 
     /// Notes the addresses that were left out of an answer; in the mode audit those that it has.

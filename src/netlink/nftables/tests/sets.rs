@@ -328,7 +328,8 @@ fn a_chain_at_the_ingress_of_a_link_sees_its_frames() {
         nft.commit_batch(batch).unwrap();
     }
     let elsewhere = [("lo", 1), ("lo0", 0)];
-    let elsewhere = elsewhere.map(|(name, at)| FRAMES.named_chain("refused").at_ingress_of(name, at));
+    let elsewhere =
+        elsewhere.map(|(name, at)| FRAMES.named_chain("refused").at_ingress_of(name, at));
     assert!(nft.is_at_hook(chain).unwrap());
     assert!(elsewhere.iter().all(|other| !nft.is_at_hook(*other).unwrap()));
     assert!(ruleset().contains("hook ingress device \"lo\" priority"), "{}", ruleset());
