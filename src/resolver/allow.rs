@@ -176,17 +176,46 @@ mod tests {
         }
     }
 
+    fn grant(owner: AttachmentId<'_>, ips: &[&str]) -> Grant {
+        Grant {
+            owner: Arc::new(ContainerOwner::of(owner)),
+            policies: Arc::new(NamePolicies::new(&part("a.example.org")).unwrap()),
+            name: "a.example.org".to_owned(),
+            addresses: ips.iter().map(|ip| (ip.parse().unwrap(), 60)).collect(),
+        }
+    }
+
+    #[test]
+    fn only_what_is_in_force_is_told_at_once() {
+        let owner = AttachmentId { network: "resolver-force", ifname: "eth0", id: "c1" };
+        let mut grant = grant(owner, &["198.51.100.7"]);
+        assert!(grant.find_in_force().is_none() && !grant.is_due());
+        let mut known = NamedAddress::with_ttl(&grant.name, grant.addresses[0].0, 60);
+        let begin = known.until - 60;
+        for (left, told, is_due) in [(60, 55, false), (32, 27, false), (25, 20, true), (7, 2, true)]
+        {
+            known.until = begin + left;
+            grant.policies.note_addresses(&[known.clone()], &[known.clone()]);
+            let ttl = grant.find_in_force().unwrap()[0].1;
+            // The second may end in between.
+            assert!(ttl == told || ttl + 1 == told, "{left} s: {ttl}");
+            assert_eq!(grant.is_due(), is_due, "{left} s");
+        }
+        known.until = begin + 5;
+        grant.policies.note_addresses(&[known.clone()], &[known.clone()]);
+        assert!(grant.find_in_force().is_none() && grant.is_due());
+        known.until = begin + 60;
+        grant.policies.note_addresses(&[known.clone()], &[known]);
+        grant.addresses.push(("198.51.100.8".parse().unwrap(), 60));
+        assert!(grant.find_in_force().is_none() && !grant.is_due(), "one of two");
+    }
+
     /// The question was allowed by the policy of before.
     #[test]
     fn a_replaced_policy_opens_nothing() {
         isolate_test_thread();
         let owner = AttachmentId { network: "resolver-allow", ifname: "eth0", id: "c1" };
-        let grant = Grant {
-            owner: Arc::new(ContainerOwner::of(owner)),
-            policies: Arc::new(NamePolicies::new(&part("a.example.org")).unwrap()),
-            name: "a.example.org".to_owned(),
-            addresses: vec![("198.51.100.7".parse().unwrap(), 60)],
-        };
+        let grant = grant(owner, &["198.51.100.7"]);
         let (filter, host) = (PacketFilter::new(), Netlink::open().unwrap());
         let allow = || grant.allow(&filter, &host).unwrap_err().message().to_owned();
         let expected = "the container has ended, or its policy was replaced";
