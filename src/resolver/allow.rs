@@ -162,6 +162,8 @@ fn fit_filter(
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
     use super::*;
     use crate::attachment::AttachmentId;
     use crate::netns::isolate_test_thread;
@@ -174,6 +176,30 @@ mod tests {
             policies: vec![serde_json::from_str(&policy).unwrap()],
             ..EgressPart::default()
         }
+    }
+
+    #[test]
+    fn what_the_filter_has_no_place_for_is_given_up() {
+        let mut port = part("a.example.org");
+        // Addresses in which all words have to be compared.
+        let ip =
+            |n: u128| Ipv6Addr::from_bits((0x2600 << 112) + n * 0x0001_0001_0001_0001_0001_0001);
+        port.policies[0].allow[0].to.extend((0..540).map(|n| ip(n).to_string()));
+        let policies = NamePolicies::new(&port).unwrap();
+        let named = |n: u32| {
+            let ip = Ipv4Addr::from_bits(0x0808_0000 + 2 * n);
+            NamedAddress::with_ttl("a.example.org", ip.into(), 60)
+        };
+        port.named = (0..256).map(named).collect();
+        let (all, mut given_up) = (port.named.clone(), vec![named(900)]);
+        let program = fit_filter(&mut port, &policies, 20, &mut given_up).unwrap();
+        assert_eq!(program, policies.guard_filter(&port).unwrap());
+        assert!((20..256).contains(&port.named.len()), "{}", port.named.len());
+        // The last ones stay, and what was given up before is still taken out of the sets.
+        assert_eq!(given_up.remove(0), named(900));
+        assert_eq!([given_up, port.named.clone()].concat(), all);
+        port.named = all;
+        fit_filter(&mut port, &policies, 256, &mut Vec::new()).unwrap_err();
     }
 
     fn grant(owner: AttachmentId<'_>, ips: &[&str]) -> Grant {
