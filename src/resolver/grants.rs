@@ -43,15 +43,14 @@ impl GrantThreads {
         permits: &Semaphore,
     ) -> Result<Addresses> {
         let (queue, grant) = (number % THREADS, Arc::new(grant));
-        let told = match grant.find_in_force() {
-            Some(told) => told,
-            None => {
-                let _permit = permits.acquire().await;
-                let (sender, receiver) = oneshot::channel();
-                self.enqueue(queue, (Arc::clone(&grant), Some(sender)))?;
-                let told = receiver.await;
-                told.unwrap_or_else(|_| Err(Error::internal("the thread has ended")))?
-            }
+        let told = if let Some(told) = grant.find_in_force() {
+            told
+        } else {
+            let _permit = permits.acquire().await;
+            let (sender, receiver) = oneshot::channel();
+            self.enqueue(queue, (Arc::clone(&grant), Some(sender)))?;
+            let told = receiver.await;
+            told.unwrap_or_else(|_| Err(Error::internal("the thread has ended")))?
         };
         if grant.is_due() {
             let queued = self.enqueue(queue, (grant, None));

@@ -14,12 +14,13 @@ use super::super::error::{NetlinkError, NetlinkResult, RequestFailure};
 use super::super::request::{KernelMessage, NFGENMSG, NLMSG_HDRLEN, NetlinkRequest};
 use super::super::socket::{REPLY_TIMEOUT, request_span};
 use super::object::{
-    NftChain, NftObject, NftSet, NftTable, SetElement, element_request, rule_request, write_comment,
+    NftChain, NftObject, NftSet, NftTable, SetElement, element_request, rule_request,
 };
 use super::read::RuleInfo;
 use super::rule::NftRule;
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
+use super::userdata::write_comment;
 use super::{NftSocket, message_type};
 
 /// The offset of the fault in the refused message.

@@ -34,6 +34,7 @@ mod set;
 mod tests;
 mod timed;
 pub(super) mod uapi;
+mod userdata;
 mod value;
 
 use std::cell::Cell;
@@ -48,7 +49,7 @@ pub use self::field::PacketField;
 pub use self::forward::{ForwardChain, ForwardJudgement};
 pub use self::object::{
     BRIDGE_FILTER, DSTNAT, ElementData, FILTER, NetfilterHook, NftChain, NftSet, NftTable,
-    PacketVerdict, RAW, SRCNAT, SetElement, TableFamily, cut_comment,
+    PacketVerdict, RAW, SRCNAT, SetElement, TableFamily,
 };
 pub use self::packet::ForwardedPacket;
 pub use self::read::{ChainInfo, CommentSelector, RuleInfo};
@@ -58,6 +59,7 @@ pub use self::rule::{
 pub use self::set::{KeyInterval, PacketCount, PacketLimit, RecordedKey};
 pub use self::timed::TimedKey;
 use self::uapi::{NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES};
+pub use self::userdata::cut_comment;
 pub use self::value::{ElementKey, NftValue, TransportProtocol, ValueType};
 use super::error::NetlinkResult;
 use super::socket::NetlinkSocket;

@@ -11,11 +11,12 @@ use super::super::error::{NetlinkResult, RequestFailure, unless_absent};
 use super::super::request::{DUMP_ATTEMPTS, NFGENMSG, NetlinkReply, NetlinkRequest};
 use super::object::{
     ElementData, MapDataType, NftChain, NftObject, NftSet, NftTable, PacketVerdict, SENTINEL,
-    SetElement, element_request, read_comment, rule_request, table_request,
+    SetElement, element_request, rule_request, table_request,
 };
 use super::rule::NftRule;
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
+use super::userdata::read_comment;
 use super::{NftSocket, message_type, value};
 
 /// Number of requests for elements in one datagram, whose replies fit in the receive buffer.
