@@ -34,6 +34,7 @@ impl GrantThreads {
 
     /// Puts the addresses in force. Returns those that the answer may have, with the time to live
     /// in the answer. The time of those that are in force already begins again after the answer.
+    /// `number` is always the same for a container, `permits` are its answers that may wait.
     ///
     /// Fails if the guards cannot be changed, or too many answers wait.
     pub async fn allow(
