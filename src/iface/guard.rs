@@ -79,7 +79,7 @@ pub const SINK: FrameSink =
 impl FrameSink {
     /// Creates what is missing, and repairs the links if somebody has deleted the bridge, or set
     /// the bridge up or the port down. Returns the index of the entry.
-    fn ensure_links(self, netlink: &Netlink) -> Result<u32> {
+    pub fn ensure_links(self, netlink: &Netlink) -> Result<u32> {
         if let Some(entry) = netlink.find_link(self.entry)?.filter(|entry| entry.up)
             && let Ok(index) = self.require_dropping(netlink, &entry, true)
         {

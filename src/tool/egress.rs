@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use self::names::{SeenNames, explain_name};
-pub use self::reload::{PolicyFilesWatch, repair_policies};
+pub use self::reload::{PolicyFilesWatch, repair_links, repair_policies};
 use super::{JSON, NETWORK, ToolCommand, format_table, json_text, print_text};
 use crate::framework::{PluginService, Rollback};
 use crate::iface::guard::{self, SINK};

@@ -144,6 +144,7 @@ impl RepairJob {
     /// Restores the rules first: no port forwards before its rules are in force.
     fn repair_all(&self, mode: ReconcileMode) -> RepairFindings {
         let mut repairs = RepairFindings::new(mode == ReconcileMode::Report);
+        egress::repair_links(&mut repairs);
         match reconcile_all(&PacketFilter::new(), mode).context(|| "restore rules") {
             Ok(outcome) => {
                 repairs.record_missing(outcome.differences);

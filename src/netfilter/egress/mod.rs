@@ -55,7 +55,6 @@ pub use self::part::EgressPart;
 use self::policy::CompiledPolicy;
 pub use self::redirect::RESOLVER_PORT;
 use self::resolved::restore_addresses;
-#[cfg(test)]
 pub(crate) use self::table::SINK_PORT;
 use self::table::{FRAMES, PACKETS};
 use super::backend::{FilterFeature, PacketFilter};
@@ -301,9 +300,13 @@ fn claim_recorders(
     }
 }
 
-/// Restores the [recorders](recorders_of_port) of all attachments with a record.
+/// Restores the [recorders](recorders_of_port) of all attachments with a record, if there are the
+/// links of the guard, which ADD and a repair make before.
 fn restore_recorders(filter: &PacketFilter) -> Result<()> {
     let parts = RECORDS.restorable_parts::<EgressPart>();
+    if parts.is_empty() || Netlink::open()?.find_link(SINK_PORT)?.is_none() {
+        return Ok(());
+    }
     let nft = filter.nft_socket()?;
     let told = parts.iter().find(|part| part.content.is_told());
     let can_answer = told.is_some_and(|part| answer::is_ready(filter, &part.content));

@@ -22,6 +22,11 @@ const ATTEMPTS: usize = 200;
 /// objects that refuse every attempt.
 const OWN_TABLES_ONLY_AFTER: usize = 10;
 
+/// After how many attempts without a commit of anybody a refusal is no conflict, but what the kernel
+/// says to the change: that it lacks an expression, or a device of a chain. One attempt may have
+/// been planned during a commit, which changes the generation at its beginning.
+const UNCHANGED_GENERATIONS: u32 = 2;
+
 /// Adds changes to a transaction. Gets the elements that were found for the keys of `wanted`.
 type TransactionPlanner<'f> =
     &'f mut dyn FnMut(&mut LayoutTransaction<'_>, Vec<Option<SetElement>>) -> NetlinkResult<()>;
@@ -89,14 +94,23 @@ impl CniboxTables<'_> {
         is_repair: bool,
         fill: TransactionPlanner<'_>,
     ) -> NetlinkResult<()> {
-        let mut outcome = Ok(());
-        for attempt in 0..ATTEMPTS {
-            let has_own_tables_only = !is_repair && attempt >= OWN_TABLES_ONLY_AFTER;
+        let (mut outcome, mut has_own_tables_only) = (Ok(()), false);
+        let (mut generation, mut unchanged) = (None, 0);
+        for attempt in 1..=ATTEMPTS {
             outcome = self.plan_and_commit(layouts, wanted, is_repair, has_own_tables_only, fill);
             match outcome.as_ref().map_err(NetlinkError::errno) {
                 Err(Some(Errno::EEXIST | Errno::ENOENT | Errno::ERESTART)) => {}
                 _ => break,
             }
+            let present = Some(self.nft.read_generation()?);
+            unchanged = if generation == present { unchanged + 1 } else { 0 };
+            generation = present;
+            let is_refused = unchanged >= UNCHANGED_GENERATIONS;
+            if is_refused && (is_repair || has_own_tables_only) {
+                break;
+            }
+            has_own_tables_only = !is_repair
+                && (has_own_tables_only || is_refused || attempt >= OWN_TABLES_ONLY_AFTER);
         }
         outcome
     }
@@ -478,5 +492,33 @@ mod tests {
             None
         );
         assert_eq!(PLANS.load(Ordering::Relaxed), 2);
+    }
+
+    /// The kernel says the same of a chain that another process has deleted, of a device that a
+    /// chain needs, and of an expression that it lacks.
+    #[test]
+    fn what_is_refused_without_a_conflict_is_not_planned_again() {
+        isolate_test_thread();
+        let nft = NftSocket::open().unwrap();
+        let own = CniboxTables { nft: &nft, state: Vec::new() };
+        let plans_beside = |mut beside: Box<dyn FnMut()>| {
+            let mut plans = 0;
+            let refused = own.change_tables(&LAYOUTS, &[], &mut |change, _| {
+                plans += 1;
+                change.batch.append_rule(TABLE.named_chain("absent"), &NftRule::new());
+                beside();
+                Ok(())
+            });
+            (plans, refused.unwrap_err().errno().unwrap())
+        };
+        // Once more without the tables of others, which may have been what was refused.
+        assert_eq!(plans_beside(Box::new(|| ())), (4, Errno::ENOENT));
+        let other = NftSocket::open().unwrap();
+        let commit = move || {
+            let mut batch = NftBatch::new();
+            batch.ensure_object(OTHER).delete_object(OTHER);
+            other.commit_batch(batch).unwrap();
+        };
+        assert_eq!(plans_beside(Box::new(commit)), (ATTEMPTS, Errno::ERESTART));
     }
 }

@@ -9,8 +9,10 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
 use super::super::print_text;
 use super::{put_in_force, selected_ports};
+use crate::iface::guard::SINK;
 use crate::netfilter::egress::{self, EgressPart, source};
 use crate::netfilter::{AttachmentId, PacketFilter};
+use crate::netlink::Netlink;
 use crate::options::CommandLine;
 use crate::repairs::RepairFindings;
 use cni::error::Result;
@@ -28,6 +30,23 @@ pub(super) fn reload_policies(line: &CommandLine) -> Result<ExitCode> {
     print_text(if repairs.is_empty() { "no policy has changed\n" } else { &text })?;
     let has_failed = !repairs.repair_errors().is_empty();
     Ok(if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Makes the links again to which refused packets of containers go: without them there is no place
+/// for the chains that tell and count.
+pub fn repair_links(repairs: &mut RepairFindings) {
+    let mut repair = || -> Result<()> {
+        if egress::RECORDS.restorable_parts::<EgressPart>().is_empty() {
+            return Ok(());
+        }
+        let host = Netlink::open()?;
+        if !SINK.require_usable(&host).unwrap_or(false) {
+            let what = format!("links \"{}\" and \"{}\"", SINK.entry, SINK.port);
+            repairs.restore_missing(what, || SINK.ensure_links(&host).map(drop));
+        }
+        Ok(())
+    };
+    repair().unwrap_or_else(|error| repairs.record_failure(error));
 }
 
 /// Puts the policies of all containers in force whose files have changed.

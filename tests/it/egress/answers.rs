@@ -150,6 +150,44 @@ fn others_and_repair_restore_who_is_told() {
     }
 }
 
+/// Without the links that refused packets go to there is no place for the chains about them: up to
+/// Linux 6.12 the chains end with the links. STATUS does not wait for them, and a repair makes all
+/// of it again.
+#[test]
+fn links_that_are_gone_delay_nothing_and_are_repaired() {
+    needs!(lane::REJECT_AT_INGRESS);
+    let keys = serde_json::from_str(KEYS).unwrap();
+    let world = World::new("bridge", &keys);
+    prepare(&world);
+    let own = list(&world.node, "bridge", &keys);
+    let inside = Container::new();
+    let [conf, cache, bin] = [world.node.path("net.d"), world.node.path("cache"), world.node.bin()]
+        .map(|path| path.display().to_string());
+    std::fs::create_dir(&conf).unwrap();
+    std::fs::write(world.node.path("net.d/net.conflist"), own.conf.to_string()).unwrap();
+    let path = inside.path();
+    let of_node = |words: &[&str]| {
+        let words = [words, &["--cache-dir", &cache, "--plugin-path", &bin]].concat();
+        world.node.cnibox(&words)
+    };
+    let id = "--container-id";
+    of_node(&["cnitool", "add", "net", &path, id, "c2", "--conf-dir", &conf]).printed();
+    let delete =
+        "nft delete table inet cnibox_egress_answers; nft delete table netdev cnibox_egress
+                  ip link del cnibox-refused";
+    for damage in [delete, "ip link del cnibox-refused", "ip link del cnibox-drop"] {
+        world.node.sh(damage);
+        let began = Instant::now();
+        let status = own.call("STATUS", &world.attached(), 1, None).run();
+        assert_eq!((status.status, status.stderr.as_str()), (Some(0), ""), "{damage}");
+        assert!(began.elapsed() < Duration::from_secs(5), "{damage}: {:?}", began.elapsed());
+        let repaired = of_node(&["repair"]).run();
+        assert_eq!((repaired.status, repaired.stderr.as_str()), (Some(0), ""), "{damage}");
+        assert_eq!(connect(&inside, FAR[1]), TOLD, "{damage}: {}", repaired.stdout);
+        assert_eq!(of_node(&["repair"]).printed(), "nothing was missing\n", "{damage}");
+    }
+}
+
 #[test]
 fn refusals_of_neighbours_and_behind_shaping_are_told() {
     needs!(lane::REJECT_AT_INGRESS);
