@@ -17,6 +17,9 @@ pub(crate) const NETAVARK: &str = "netavark";
 /// The case that compares tc-redirect-tap to the kernel's time for the same device and filters.
 pub(crate) const REDIRECT_TAP: &str = "tc-redirect-tap";
 
+/// The case whose policy has names, with the resolver on its host.
+pub(crate) const EGRESS_NAMES: &str = "egress-names";
+
 /// The subnet file of the flannel daemon.
 pub(crate) const SUBNET_FILE: &str = "subnet.env";
 pub(crate) const SUBNET_ENV: &str = "FLANNEL_NETWORK=10.0.0.0/8\nFLANNEL_SUBNET=10.1.0.1/16\n\
@@ -75,6 +78,7 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "bandwidth", chained: &["bandwidth"], ..BRIDGE_CASE },
     Case { name: "tuning", chained: &["tuning"], ..BRIDGE_CASE },
     Case { name: "egress", chained: &["egress"], ..BRIDGE_CASE },
+    Case { name: EGRESS_NAMES, chained: &["egress"], ..BRIDGE_CASE },
     Case { name: "sbr", chained: &["sbr"], ..BRIDGE_CASE },
     Case { name: "flannel", plugin: "flannel", ..BRIDGE_CASE },
     Case {
@@ -133,6 +137,9 @@ impl Case {
                 "egressRate": 8_000_000, "egressBurst": 800_000}),
             "tuning" => json!({"mtu": 1400, "dataDir": below_run(data),
                 "sysctl": {"net.core.somaxconn": "500"}}),
+            "egress" if self.name == EGRESS_NAMES => {
+                json!({"allow": [{"to": ["api.example.org"], "ports": ["tcp/443"]}]})
+            }
             "egress" => json!({"profile": "sandbox", "serve": []}),
             "sbr" | "firewall" | REDIRECT_TAP => json!({}),
             "flannel" => {

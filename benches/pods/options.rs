@@ -38,6 +38,7 @@ Cases (all of them without a choice):
   bandwidth      bridge, then bandwidth with both directions
   tuning         bridge, then tuning
   egress         bridge, then egress with the profile sandbox; not for the reference
+  egress-names   bridge, then egress with a name, and the resolver; not for the reference
   sbr            bridge, then sbr
   flannel        flannel + bridge + host-local
   seven          loopback, bridge, portmap, bandwidth, firewall, tuning, sbr

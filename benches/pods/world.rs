@@ -1,7 +1,7 @@
 //! A plugin directory, its private host and the existing pods; and one timed call.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,7 +14,7 @@ use cnibox::testing::netns::Netns;
 use serde_json::{Value, json};
 
 use crate::Result;
-use crate::case::{BRIDGE, Case, MASTER, NETWORK, SUBNET_ENV, SUBNET_FILE};
+use crate::case::{BRIDGE, Case, EGRESS_NAMES, MASTER, NETWORK, SUBNET_ENV, SUBNET_FILE};
 use crate::netfilter;
 use crate::options::Options;
 
@@ -77,6 +77,31 @@ pub(crate) struct World {
     host: Netns,
     /// The namespace with the far ends of the existing pods' links.
     _crowd: Netns,
+    _resolver: Option<Resolver>,
+}
+
+/// The resolver of the names in egress policies, which ends with the world.
+struct Resolver(Child);
+
+impl Resolver {
+    /// Starts the resolver in the calling thread's namespace. Its upstream is not asked.
+    fn start(directory: &Path) -> Result<Resolver> {
+        ip_batch(&["link set lo up".to_owned()])?;
+        let mut command = Command::new(fs::canonicalize(directory.join("egress"))?);
+        command.args(["egress", "resolver", "--upstream", "127.0.0.1"]);
+        let mut resolver = Resolver(pipes(&mut command).spawn()?);
+        // The line that says it is ready.
+        let stderr = resolver.0.stderr.as_mut().ok_or("no stderr")?;
+        BufReader::new(stderr).read_line(&mut String::new())?;
+        Ok(resolver)
+    }
+}
+
+impl Drop for Resolver {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
 }
 
 impl World {
@@ -108,7 +133,11 @@ impl World {
         let link =
             |plugin| (plugin, case.conf(plugin, &data, options.backend.of(directory, plugin)));
         let links = case.plugins().map(link).collect();
-        Ok(World { directory: directory.into(), links, data, host, _crowd: crowd })
+        let resolver = (case.name == EGRESS_NAMES)
+            .then(|| host.run_inside(|| Resolver::start(directory))?)
+            .transpose()?;
+        let directory = directory.into();
+        Ok(World { directory, links, data, host, _crowd: crowd, _resolver: resolver })
     }
 
     /// Runs `f` on this host; child processes inherit the namespace.
