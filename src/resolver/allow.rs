@@ -191,12 +191,13 @@ mod tests {
             NamedAddress::with_ttl("a.example.org", ip.into(), 60)
         };
         port.named = (0..256).map(named).collect();
-        let (all, mut given_up) = (port.named.clone(), vec![named(900)]);
+        let (all, before) = (port.named.clone(), named(900));
+        let mut given_up = vec![before.clone()];
         let program = fit_filter(&mut port, &policies, 20, &mut given_up).unwrap();
         assert_eq!(program, policies.guard_filter(&port).unwrap());
         assert!((20..256).contains(&port.named.len()), "{}", port.named.len());
         // The last ones stay, and what was given up before is still taken out of the sets.
-        assert_eq!(given_up.remove(0), named(900));
+        assert_eq!(given_up.remove(0), before);
         assert_eq!([given_up, port.named.clone()].concat(), all);
         port.named = all;
         fit_filter(&mut port, &policies, 256, &mut Vec::new()).unwrap_err();
