@@ -93,7 +93,8 @@ pub fn require_reachable(inside: &Netns, port: &EgressPart) -> Result<()> {
             Err(Error::internal(problem).with_details(format!(
                 "accept UDP and TCP to port {RESOLVER_PORT} from {from} in the packet filter of the \
                  node: \"ufw allow from {from} to any port {RESOLVER_PORT}\", or \"firewall-cmd \
-                 --add-port={RESOLVER_PORT}/udp --add-port={RESOLVER_PORT}/tcp\""
+                 --add-port={RESOLVER_PORT}/udp --add-port={RESOLVER_PORT}/tcp\"; if dmesg says \
+                 \"neighbour table overflow\", raise net.ipv4.neigh.default.gc_thresh3"
             )))
         }
         // An answer, or the container cannot ask anybody yet.
