@@ -31,10 +31,11 @@ failed_tests() {
         /^ +Running .*\(.*\)$/ { enter(substr($NF, 2, length($NF) - 2)) }
         /^ +Doc-tests / { enter("") }
         /^test result: / { running = 0; failed += $6 }
-        /^test .* \.\.\. FAILED$/ {
+        # What another test prints on stderr may be before it in the line.
+        match($0, /test [^ ]+ \.\.\. FAILED$/) || match($0, /^test .* \.\.\. FAILED$/) {
             named++
             if (executable == "") incomplete++
-            print executable "\t" substr($0, 6, length($0) - 16)
+            print executable "\t" substr($0, RSTART + 5, RLENGTH - 16)
         }
         END { exit incomplete + running || named != failed }' "$1"
 }

@@ -70,6 +70,9 @@ fn a_test_that_passes_when_retried_fails_only_make_test_long() {
     assert!(good && said.contains("had a second try: a::b\n"), "{said}");
     assert!(said.contains("5 passed, 0 failed, "), "{said}");
     assert!(said.contains("second tries: 1;"), "{said}");
+    let broken = FAILED.replace("test a::b", "cnibox: a warning of another test a::b");
+    let (good, said) = run(&unit(&broken), 101, &alone, false);
+    assert!(good && said.contains("had a second try: a::b\n"), "{said}");
     let (good, said) = run(&unit(FAILED), 101, &echo(PASSED), true);
     assert!(!good && said.contains("second tries: 1;"), "{said}");
 }

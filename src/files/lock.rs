@@ -1,6 +1,6 @@
 //! Locks by flock(2) on a file, as in the reference plugins.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -26,6 +26,9 @@ pub const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a deletion waits for an attachment's lock before it continues without the lock. A
 /// process that may hold another lock waits as long: two such processes may wait for each other.
 pub const BRIEF: Duration = Duration::from_secs(2);
+
+/// How often the holder of a lock is looked for.
+const HOLDER_READS: usize = 3;
 
 /// Read access is enough for flock(2), and possible if the file system became read-only.
 const FLAGS: OFlag = OFlag::O_RDONLY.union(OFlag::O_CREAT);
@@ -256,16 +259,18 @@ fn try_lock(file: &File, path: &Path) -> FileResult<bool> {
     }
 }
 
-/// The process that holds the lock, by `/proc/locks`.
+/// The process that holds the lock, by `/proc/locks`. The kernel leaves lines out if others take and
+/// release locks between two reads of the file.
 fn describe_holder(file: &File) -> String {
-    let unknown = "an unknown process".to_owned();
-    let (Ok(meta), Ok(locks)) = (file.metadata(), fs::read_to_string("/proc/locks")) else {
-        return unknown;
+    let find = |meta: &Metadata| {
+        let locks = fs::read_to_string("/proc/locks").ok()?;
+        holder_pid(&locks, meta.dev(), meta.ino())
     };
-    match holder_pid(&locks, meta.dev(), meta.ino()) {
-        Some(pid) => describe_process(Path::new("/proc").join(pid.to_string()).as_path(), pid),
-        None => unknown,
-    }
+    let pid = file.metadata().ok().and_then(|meta| (0..HOLDER_READS).find_map(|_| find(&meta)));
+    pid.map_or_else(
+        || "an unknown process".to_owned(),
+        |pid| describe_process(Path::new("/proc").join(pid.to_string()).as_path(), pid),
+    )
 }
 
 /// The process in a line such as `1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF`; lines of

@@ -522,8 +522,11 @@ fn watch_executes_the_new_executable_after_an_upgrade() {
     ));
     let watch = ward.cnibox(&["repair", "--watch"]).program(ward.node.bin().join("cnibox"));
     let watch = Running::start(&watch);
-    let executable =
-        || fs::read_link(format!("/proc/{}/exe", watch.id())).unwrap().display().to_string();
+    // There is none for a moment of execve(2).
+    let executable = || {
+        let path = fs::read_link(format!("/proc/{}/exe", watch.id()));
+        path.map_or(String::new(), |path| path.display().to_string())
+    };
     for upgrade in [false, true, true] {
         eventually("it sleeps", || watch.sleeps());
         if upgrade {
@@ -549,8 +552,11 @@ fn watch_does_not_downgrade_an_upgraded_directory() {
     let cache = ward.node.path("cache").display().to_string();
     let watch = ward.node.cnibox(&[&args[..], &["--cache-dir", &cache]].concat());
     let watch = Running::start(&watch.program(&program));
-    let executable =
-        || fs::read_link(format!("/proc/{}/exe", watch.id())).unwrap().display().to_string();
+    // There is none for a moment of execve(2).
+    let executable = || {
+        let path = fs::read_link(format!("/proc/{}/exe", watch.id()));
+        path.map_or(String::new(), |path| path.display().to_string())
+    };
     eventually("it sleeps", || watch.sleeps());
     // Another executable of the same release.
     ward.node

@@ -1,4 +1,5 @@
-//! Changed files of policies are put in force: `cnibox egress reload`, and `cnibox repair`.
+//! Changed files of policies are put in force: `cnibox egress reload`, and `cnibox repair`, which also
+//! makes the links of refused packets again.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
