@@ -522,20 +522,15 @@ fn watch_executes_the_new_executable_after_an_upgrade() {
     ));
     let watch = ward.cnibox(&["repair", "--watch"]).program(ward.node.bin().join("cnibox"));
     let watch = Running::start(&watch);
-    // There is none for a moment of execve(2).
-    let executable = || {
-        let path = fs::read_link(format!("/proc/{}/exe", watch.id()));
-        path.map_or(String::new(), |path| path.display().to_string())
-    };
     for upgrade in [false, true, true] {
         eventually("it sleeps", || watch.sleeps());
         if upgrade {
             replace();
-            assert!(executable().ends_with(" (deleted)"));
+            assert!(watch.executable().ends_with(" (deleted)"));
         }
         ward.node.sh("ip link del cni0");
         eventually("traffic", || ward.pods[0].try_sh("ping -n -c 1 -W 3 10.88.0.1"));
-        assert_eq!(executable(), format!("{bin}/cnibox"));
+        assert_eq!(watch.executable(), format!("{bin}/cnibox"));
     }
     watch.ends();
 }
@@ -552,18 +547,13 @@ fn watch_does_not_downgrade_an_upgraded_directory() {
     let cache = ward.node.path("cache").display().to_string();
     let watch = ward.node.cnibox(&[&args[..], &["--cache-dir", &cache]].concat());
     let watch = Running::start(&watch.program(&program));
-    // There is none for a moment of execve(2).
-    let executable = || {
-        let path = fs::read_link(format!("/proc/{}/exe", watch.id()));
-        path.map_or(String::new(), |path| path.display().to_string())
-    };
     eventually("it sleeps", || watch.sleeps());
     // Another executable of the same release.
     ward.node
         .sh(&format!("cp {directory}/cnibox {new} && echo >>{new} && mv {new} {directory}/cnibox"));
     let size = || fs::metadata(&program).unwrap().len();
     let upgraded = size();
-    eventually("it is the new one", || executable() == format!("{directory}/cnibox"));
+    eventually("it is the new one", || watch.executable() == format!("{directory}/cnibox"));
     eventually("it sleeps", || watch.sleeps());
     ward.node.sh(&format!("rm {directory}/portmap; ip link del cni0"));
     eventually("the directory is kept", || program.with_file_name("portmap").exists());

@@ -37,7 +37,7 @@ pub(super) fn reload_policies(line: &CommandLine) -> Result<ExitCode> {
 /// for the chains that tell and count.
 pub fn repair_links(repairs: &mut RepairFindings) {
     let mut repair = || -> Result<()> {
-        if egress::RECORDS.restorable_parts::<EgressPart>().is_empty() {
+        if !egress::RECORDS.has_restorable_part::<EgressPart>(&|_| true) {
             return Ok(());
         }
         let host = Netlink::open()?;

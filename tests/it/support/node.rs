@@ -548,6 +548,12 @@ impl Running {
         self.0.id()
     }
 
+    /// The path of the executable; empty for a moment of execve(2).
+    pub(crate) fn executable(&self) -> String {
+        let path = fs::read_link(format!("/proc/{}/exe", self.id()));
+        path.map_or(String::new(), |path| path.display().to_string())
+    }
+
     /// Asserts that a single SIGTERM ends the tool with status 0.
     #[track_caller]
     pub(crate) fn ends(mut self) {
