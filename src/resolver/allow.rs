@@ -1,5 +1,6 @@
 //! Puts the addresses of an answer in force for the container that asks, before the answer.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -90,11 +91,22 @@ impl Grant {
         if due.is_empty() { Ok(()) } else { self.put_in_force(filter, host, &due) }
     }
 
-    /// Those of the addresses that are in force for less than half of their time.
+    /// Those of the addresses whose time is over but for the rest at which they are renewed.
     fn due_addresses(&self) -> impl Iterator<Item = NamedAddress> {
         let renewed = self.addresses.iter().map(|&(ip, ttl)| self.named_address(ip, ttl));
-        let due = renewed.filter(|(left, address)| *left > 0 && *left < address.remaining() / 2);
+        let due =
+            renewed.filter(|(left, new)| *left > 0 && *left < self.rest(new.ip, new.remaining()));
         due.map(|(_, address)| address)
+    }
+
+    /// How many of the `time` seconds of an address are left when it is renewed: a sixth to a half,
+    /// always the same for the container and the address. What was put in force in the same second is
+    /// not renewed in the same second.
+    fn rest(&self, ip: IpAddr, time: u32) -> u32 {
+        let mut hasher = DefaultHasher::new();
+        (self.owner.attachment_id(), ip).hash(&mut hasher);
+        let spread = u32::try_from(hasher.finish() % u64::from(time / 3 + 1)).unwrap_or_default();
+        time / 6 + spread
     }
 
     /// For how many seconds the address is in force, and the address from now on: never for a shorter
@@ -114,21 +126,31 @@ impl Grant {
         let (owner, policies) = (self.owner.attachment_id(), &self.policies);
         let _turn = AttachmentTurn::take_at_once(owner)?;
         let _lock = egress::lock_policy_within(owner, PATIENCE)?;
+        // Those that this process has put in force already.
+        let is_known = |new: &NamedAddress| policies.remaining_time(&new.name, new.ip) > 0;
         let (mut given_up, mut program) = (Vec::new(), None);
         let port = egress::RECORDS.change_part(owner, |port: &mut EgressPart| {
             if !policies.are_of(port) {
                 return false;
             }
+            let before = port.named.len();
+            let is_old = named.iter().all(|new| is_known(new) && port.has_named(new));
             given_up = port.add_named(named);
+            if is_old && port.named.len() == before {
+                // The filter has the same addresses, without their times.
+                return true;
+            }
             program = Some(fit_filter(port, policies, named.len(), &mut given_up));
             matches!(program, Some(Ok(_)))
         })?;
         let program = program.transpose()?;
-        let Some((port, program)) = port.zip(program) else {
+        let Some(port) = port else {
             return Err(Error::internal("the container has ended, or its policy was replaced"));
         };
-        let end = host.require_link(&port.end)?;
-        put_guard(host, &end, program, SINK)?;
+        if let Some(program) = program {
+            let end = host.require_link(&port.end)?;
+            put_guard(host, &end, program, SINK)?;
+        }
         if !policies.put_addresses(filter, &port, named, &given_up)? {
             egress::add_port(filter, owner, &port, policies.compiled())?;
             policies.note_addresses(&port.named, &port.named);
@@ -166,12 +188,15 @@ mod tests {
 
     use super::*;
     use crate::attachment::AttachmentId;
+    use crate::iface::guard::{find_place, has_guard, remove_guard};
+    use crate::netlink::{LinkKind, NewLink, VethPeer};
     use crate::netns::isolate_test_thread;
 
     fn part(name: &str) -> EgressPart {
         let policy = format!(r#"{{"allow": [{{"to": ["{name}"], "ports": ["tcp/443"]}}]}}"#);
         EgressPart {
             end: "veth0".to_owned(),
+            mac: "02:00:00:00:00:01".parse().unwrap(),
             ips: vec!["10.1.0.2".parse().unwrap()],
             policies: vec![serde_json::from_str(&policy).unwrap()],
             ..EgressPart::default()
@@ -219,13 +244,19 @@ mod tests {
         assert!(grant.find_in_force().is_none() && !grant.is_due());
         let mut known = NamedAddress::with_ttl(&grant.name, grant.addresses[0].0, 60);
         let begin = known.until - 60;
-        for (left, told, is_due) in [(60, 55, false), (32, 27, false), (25, 20, true), (7, 2, true)]
-        {
-            known.until = begin + left;
+        let rest = grant.rest(known.ip, 60);
+        let lefts = [
+            (60, false),
+            // A second may end in between.
+            (rest + 2, false),
+            (rest - 1, true),
+            (7, true),
+        ];
+        for (left, is_due) in lefts {
+            known.until = begin + u64::from(left);
             grant.policies.note_addresses(&[known.clone()], &[known.clone()]);
             let ttl = grant.find_in_force().unwrap()[0].1;
-            // The second may end in between.
-            assert!(ttl == told || ttl + 1 == told, "{left} s: {ttl}");
+            assert!(ttl + 5 == left || ttl + 6 == left, "{left} s: {ttl}");
             assert_eq!(grant.is_due(), is_due, "{left} s");
         }
         known.until = begin + 5;
@@ -235,6 +266,71 @@ mod tests {
         grant.policies.note_addresses(&[known.clone()], &[known]);
         grant.addresses.push(("198.51.100.8".parse().unwrap(), 60));
         assert!(grant.find_in_force().is_none() && !grant.is_due(), "one of two");
+    }
+
+    #[test]
+    fn what_begins_at_once_is_renewed_at_different_times() {
+        let mut of_second = [0; 60];
+        for container in 0..50 {
+            let id = format!("c{container}");
+            let owner = AttachmentId { network: "resolver-spread", ifname: "eth0", id: &id };
+            let grant = grant(owner, &[]);
+            for last in 0..24 {
+                let rest = grant.rest(Ipv4Addr::new(198, 51, 100, last).into(), 60);
+                of_second[usize::try_from(rest).unwrap()] += 1;
+            }
+        }
+        // 1,200 in 21 seconds: 57 in each.
+        for (rest, count) in of_second.into_iter().enumerate() {
+            let expected = if (10..=30).contains(&rest) { 25..=90 } else { 0..=0 };
+            assert!(expected.contains(&count), "{count} with {rest} s left");
+        }
+    }
+
+    /// A filter has addresses without their times.
+    #[test]
+    fn a_filter_is_put_when_its_addresses_change() {
+        isolate_test_thread();
+        let (filter, host) = (PacketFilter::new(), Netlink::open().unwrap());
+        let veth = NewLink::new("veth0", LinkKind::Veth { peer: VethPeer::new("veth1") });
+        let end = host.add_and_read_link(&veth).unwrap();
+        let owner = AttachmentId { network: "resolver-renew", ifname: "eth0", id: "c1" };
+        let grant = grant(owner, &["198.51.100.7"]);
+        let mut due = NamedAddress::with_ttl(&grant.name, grant.addresses[0].0, 60);
+        due.until -= 50;
+        let gone = NamedAddress { until: 0, ip: "198.51.100.9".parse().unwrap(), ..due.clone() };
+        let known = std::slice::from_ref(&due);
+        // Returns the addresses of the record, and whether the filter was put.
+        let change = |recorded: &[&NamedAddress], change: &dyn Fn(&Grant) -> Result<()>| {
+            let named = recorded.iter().copied().cloned().collect();
+            egress::RECORDS.add_part(owner, EgressPart { named, ..part("a.example.org") });
+            let changed = change(&grant);
+            let port = egress::RECORDS.read_content::<EgressPart>(owner);
+            egress::RECORDS.remove_part(owner).unwrap();
+            changed.unwrap();
+            let port = port.unwrap();
+            let wanted = grant.policies.guard_filter(&port).unwrap();
+            let is_put = has_guard(&host, &end, &wanted, SINK).unwrap();
+            assert_eq!(is_put, find_place(&host, &end).unwrap().program.is_some());
+            remove_guard(&host, &end).unwrap();
+            (port.named, is_put)
+        };
+        let renew = |grant: &Grant| {
+            grant.policies.note_addresses(known, known);
+            grant.renew(&filter, &host)
+        };
+        let (named, is_put) = change(&[&due], &renew);
+        assert!(named.len() == 1 && named[0].remaining() > 50 && !is_put, "{named:?}");
+        let (named, is_put) = change(&[&gone, &due], &renew);
+        // It is forgotten once no connection can be open any more: not soon after the start of the
+        // system.
+        assert_eq!(is_put, !named.contains(&gone));
+        assert!(change(&[&gone], &renew).1, "the record did not have it");
+        let allow = |grant: &Grant| {
+            grant.policies.note_addresses(&[], &[]);
+            grant.allow(&filter, &host).map(drop)
+        };
+        assert!(change(&[&due], &allow).1, "of another process");
     }
 
     /// The question was allowed by the policy of before.

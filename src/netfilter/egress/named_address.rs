@@ -27,6 +27,11 @@ impl NamedAddress {
         NamedAddress { name: name.to_owned(), ip, until }
     }
 
+    /// Whether both are the same address of the same name, whatever their times are.
+    pub fn is_same(&self, other: &NamedAddress) -> bool {
+        (&self.name, self.ip) == (&other.name, other.ip)
+    }
+
     /// The number of seconds until the address vanishes.
     pub fn remaining(&self) -> u32 {
         u32::try_from(self.until.saturating_sub(boot_seconds())).unwrap_or(LONGEST).min(LONGEST)

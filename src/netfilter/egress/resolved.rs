@@ -196,12 +196,16 @@ impl EgressPart {
     /// vanished long ago. Returns those that are given up for them.
     pub fn add_named(&mut self, named: &[NamedAddress]) -> Vec<NamedAddress> {
         self.named.retain(|known| {
-            known.until + LINGERING > boot_seconds()
-                && !named.iter().any(|new| (&new.name, new.ip) == (&known.name, known.ip))
+            known.until + LINGERING > boot_seconds() && !named.iter().any(|new| new.is_same(known))
         });
         self.named.sort_by_key(|named| named.until);
         self.named.extend_from_slice(named);
         self.keep_named(MOST_ADDRESSES)
+    }
+
+    /// Whether the address of the name is recorded, for whatever time.
+    pub fn has_named(&self, address: &NamedAddress) -> bool {
+        self.named.iter().any(|known| known.is_same(address))
     }
 
     /// Keeps so many addresses: those that were added last, and of the others those that vanish last.
