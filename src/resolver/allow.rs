@@ -91,7 +91,7 @@ impl Grant {
         if due.is_empty() { Ok(()) } else { self.put_in_force(filter, host, &due) }
     }
 
-    /// Those of the addresses whose time is over but for the rest at which they are renewed.
+    /// Those of the addresses that have less of their time left than the rest at which they are renewed.
     fn due_addresses(&self) -> impl Iterator<Item = NamedAddress> {
         let renewed = self.addresses.iter().map(|&(ip, ttl)| self.named_address(ip, ttl));
         let due =
@@ -148,13 +148,15 @@ impl Grant {
             return Err(Error::internal("the container has ended, or its policy was replaced"));
         };
         if let Some(program) = program {
-            let end = host.require_link(&port.end)?;
-            put_guard(host, &end, program, SINK)?;
+            let end = host.require_link(&port.end).map_err(Error::from);
+            let put = end.and_then(|end| put_guard(host, &end, program, SINK));
+            // The filter has other addresses than the record: it is put again with the next question.
+            put.inspect_err(|_| policies.note_addresses(&[], &[]))?;
         }
         if !policies.put_addresses(filter, &port, named, &given_up)? {
             egress::add_port(filter, owner, &port, policies.compiled())?;
-            policies.note_addresses(&port.named, &port.named);
         }
+        policies.note_addresses(&port.named, named);
         Ok(())
     }
 }
@@ -319,6 +321,11 @@ mod tests {
             grant.policies.note_addresses(known, known);
             grant.renew(&filter, &host)
         };
+        let remaining = |ip| grant.policies.remaining_time(&grant.name, ip);
+        // Another process has recorded the address; nobody knows whether the filter has it.
+        let other = NamedAddress { until: due.until + 40, ip: gone.ip, ..due.clone() };
+        assert!(!change(&[&other, &due], &renew).1 && remaining(due.ip) > 50);
+        assert_eq!(remaining(other.ip), 0, "the rules were missing, and have it now");
         let (named, is_put) = change(&[&due], &renew);
         assert!(named.len() == 1 && named[0].remaining() > 50 && !is_put, "{named:?}");
         let (named, is_put) = change(&[&gone, &due], &renew);
@@ -331,6 +338,13 @@ mod tests {
             grant.allow(&filter, &host).map(drop)
         };
         assert!(change(&[&due], &allow).1, "of another process");
+        assert!(remaining(due.ip) > 0);
+        egress::RECORDS.add_part(owner, part("a.example.org"));
+        host.delete_link(&end.name).unwrap();
+        let renewed = renew(&grant);
+        egress::RECORDS.remove_part(owner).unwrap();
+        renewed.unwrap_err();
+        assert_eq!(remaining(due.ip), 0, "the filter was not put");
     }
 
     /// The question was allowed by the policy of before.

@@ -159,10 +159,7 @@ impl NamePolicies {
             match outcome.as_ref().err().and_then(NetlinkError::errno) {
                 Some(Errno::ENOENT) => {}
                 Some(_) => break,
-                None => {
-                    self.note_addresses(&port.named, named);
-                    return Ok(true);
-                }
+                None => return Ok(true),
             }
         }
         debug!("the sets of names are missing: {outcome:?}");
